@@ -1,0 +1,247 @@
+"""Campaign settings: `campaign.toml` read into frozen structs. Unknown keys, wrong types and missing files are errors
+that name key, file and what was expected.
+
+One struct per table of the file. Durations are written "90s", "5m", "1h", "2d" or as a number of seconds. Secrets
+never stand in the file: `password_env` and `password_file` say where they are.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from engine.errors import EngineError, Exit
+
+SETTINGS_FILE = "campaign.toml"
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h|d)\Z")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class SettingsError(EngineError):
+    """{file}: {problem}."""
+
+    exit_code = Exit.SETTINGS
+    hint = "Correct {file}; the guide `settings.md` lists every key with its default and reason."
+
+
+class Duration:
+    """A length of time in seconds.
+
+    A plain class, for msgspec asks `_decode_custom` only about types it does not know.
+    """
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Duration) and other.seconds == self.seconds
+
+    def __hash__(self) -> int:
+        return hash(self.seconds)
+
+    def __repr__(self) -> str:
+        return f"Duration({self.seconds:g})"
+
+    @classmethod
+    def parse(cls, text: object) -> Duration:
+        """From "90s", "5m", "1h", "2d" or a number of seconds; raises ValueError."""
+        if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
+            return cls(float(text))
+        if isinstance(text, str) and (found := _DURATION.match(text)):
+            return cls(float(found[1]) * _UNIT_S[found[2]])
+        raise ValueError(f'expected a duration such as "90s", "5m", "1h" or "2d", got {text!r}')
+
+    def __str__(self) -> str:
+        for unit in ("d", "h", "m"):
+            if self.seconds >= _UNIT_S[unit] and self.seconds % _UNIT_S[unit] == 0:
+                return f"{self.seconds / _UNIT_S[unit]:g}{unit}"
+        return f"{self.seconds:g}s"
+
+
+def _minutes(*values: float) -> tuple[Duration, ...]:
+    return tuple(Duration(value * 60) for value in values)
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the settings file."""
+
+
+class CampaignTable(Table, kw_only=True):
+    """[campaign]"""
+
+    id: str  # names the campaign in tokens, logs and the store; frozen at plan
+    list_id: str = "main"  # the scope of an unsubscribe
+    # Rows are attempted from `not_before` on and no more after `expires_at` (ISO 8601 with offset).
+    not_before: str | None = None
+    expires_at: str | None = None
+
+
+class ListTable(Table, kw_only=True):
+    """[list]"""
+
+    address_column: str = "email"
+    id_column: str | None = None  # default: `id` where the list has one
+    batch_rows: int = 10_000
+
+
+class InlineImage(Table, kw_only=True):
+    """[[message.inline]]: an image that the HTML names as cid:NAME."""
+
+    cid: str
+    path: str
+
+
+class Attachment(Table, kw_only=True):
+    """[[message.attachments]]: a fixed file, or one named by a column of the row."""
+
+    path: str | None = None
+    column: str | None = None
+    filename: str | None = None
+    content_type: str | None = None
+
+
+class MessageTable(Table, kw_only=True):
+    """[message]: what the recipient sees. Frozen at plan. Texts may hold template fields where marked (T)."""
+
+    from_address: str
+    from_name: str | None = None  # (T)
+    to_name: str | None = None  # (T)
+    reply_to: str | None = None
+    subject: str  # (T)
+    text: str | None = None  # template file, relative to the campaign folder
+    html: str | None = None  # template file
+    preheader: str | None = None
+    language: str | None = None  # Content-Language, and the locale of filters
+    timezone: str = "UTC"  # zone in which the `date` filter shows timestamps
+    list_id: str | None = None  # List-Id header, e.g. "weekly.example.org"
+    unsubscribe_url: str | None = None  # https URL; {token} is filled in (RFC 8058)
+    unsubscribe_mailto: str | None = None  # address; the token goes into the subject
+    one_click: bool = True
+    feedback_id: str | None = None
+    cfbl_address: str | None = None
+    precedence: str | None = None
+    auto_submitted: str | None = None
+    headers: dict[str, str] = {}  # own headers (T)
+    inline: tuple[InlineImage, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+    return_path_domain: str | None = None  # VERP return paths at this domain; default: the domain of from_address
+    return_path: str | None = None  # one fixed return path in place of VERP
+
+
+class DkimTable(Table, kw_only=True):
+    """[[dkim]]: one signature. The first is used alone unless `also = true` on a later one."""
+
+    domain: str
+    selector: str
+    key_file: str
+    algorithm: Literal["rsa-sha256", "ed25519-sha256"] = "rsa-sha256"
+    canonicalization: Literal["relaxed/simple", "relaxed/relaxed"] = "relaxed/simple"
+    also: bool = False
+
+
+class KeysTable(Table, kw_only=True):
+    """[keys]: the secret behind Message-IDs, return paths and unsubscribe tokens."""
+
+    file: str = "keys/secret.keys"
+
+
+class DeliveryTable(Table, kw_only=True):
+    """[delivery]: how messages leave. Live: connections, messages_per_second, messages_per_connection."""
+
+    mode: Literal["relay", "direct"] = "relay"
+    relay: str = "smtp://127.0.0.1:2525"  # smtp:// or smtps://, host and port
+    tls: Literal["required", "verified", "opportunistic", "off"] = "required"  # for smtp:// by STARTTLS
+    tls_ca_file: str | None = None
+    username: str | None = None
+    password_env: str | None = None
+    password_file: str | None = None
+    greeting_name: str | None = None  # EHLO; default: this host's name
+    connections: int = 20
+    messages_per_connection: int = 1000
+    messages_per_second: float | None = None
+    # Messages handed to a connection and not yet answered. It bounds what a lost connection leaves in doubt.
+    pipeline_depth: int = 4
+    pipelining: bool = True
+    chunking: bool = True
+    connect_timeout: Duration = Duration(10.0)
+    idle_timeout: Duration = Duration(30.0)
+    dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes
+
+
+class RetryTable(Table, kw_only=True):
+    """[retry]: live. After 1, 5, 30 minutes, then hourly, up to 24 hours."""
+
+    plan: tuple[Duration, ...] = _minutes(1, 5, 30, 60)  # the last one repeats
+    max_age: Duration = Duration(24 * 3600.0)
+    jitter: float = 0.1  # each interval is multiplied by 1 ± jitter
+
+
+class LogTable(Table, kw_only=True):
+    """[log]"""
+
+    durability: Literal["disk", "process"] = "disk"
+    log_addresses: bool = False
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class ControlTable(Table, kw_only=True):
+    """[control]: where machines meet."""
+
+    store: str = "sqlite"  # or postgresql://... ; a password belongs into PGPASSWORD or ~/.pgpass
+    lease: Duration = Duration(60.0)
+
+
+class Settings(Table, kw_only=True):
+    """The whole file."""
+
+    campaign: CampaignTable
+    list: ListTable = ListTable()
+    message: MessageTable
+    dkim: tuple[DkimTable, ...] = ()
+    keys: KeysTable = KeysTable()
+    delivery: DeliveryTable = DeliveryTable()
+    retry: RetryTable = RetryTable()
+    log: LogTable = LogTable()
+    control: ControlTable = ControlTable()
+
+    # What may change while the campaign runs; the rest is frozen at `plan`.
+    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log"})
+
+
+def _decode_custom(kind: type, value: Any) -> Any:
+    if kind is Duration:
+        return Duration.parse(value)
+    raise NotImplementedError(kind)
+
+
+def parse_settings(raw: bytes, *, file: str = SETTINGS_FILE) -> Settings:
+    """The settings in the bytes of a campaign.toml; raises SettingsError naming key and expectation."""
+    try:
+        return msgspec.toml.decode(raw, type=Settings, dec_hook=_decode_custom)
+    except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as problem:
+        raise SettingsError(file=file, problem=str(problem)) from None
+
+
+def load_settings(folder: Path) -> Settings:
+    """The settings of the campaign in `folder`; raises SettingsError."""
+    path = folder / SETTINGS_FILE
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        raise NoCampaign(folder=folder) from None
+    except OSError as problem:
+        raise SettingsError(file=path, problem=problem.strerror) from None
+    return parse_settings(raw, file=str(path))
+
+
+class NoCampaign(EngineError):
+    """There is no campaign in {folder}: it has no campaign.toml."""
+
+    exit_code = Exit.SETTINGS
+    hint = "run `engine init`, or name the folder with --campaign DIR."
