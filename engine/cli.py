@@ -12,7 +12,9 @@ from engine.errors import EngineError, Exit
 
 # command -> (module, function); modules load only when their command is asked for, so that `engine --help` is quick
 # and a missing extra is felt only by the command that needs it.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "sink": ("engine.commands.sink", "sink"),
+}
 
 
 class LazyGroup(click.Group):
