@@ -131,8 +131,9 @@ def _leaves(headers: Headers, body: bytes, depth: int, budget: list[int]) -> Ite
         if not boundary or b"--" + boundary not in body:
             boundary = b""
             if kind in ("", "text/plain") or kind.startswith("multipart/"):
-                found = _HIDDEN_BOUNDARY.search(body[: 64 * 1024])
-                boundary = found[1] if found else b""
+                # Only near the beginning: further down it is the returned message's own.
+                found = _HIDDEN_BOUNDARY.search(body[:1024])
+                boundary = found[1] if found and found.start() < 300 else b""
         if boundary:
             for chunk in _chunks(body, boundary):
                 if budget[0] <= 0:
@@ -141,6 +142,8 @@ def _leaves(headers: Headers, body: bytes, depth: int, budget: list[int]) -> Ite
                 inner, rest = split(chunk)
                 yield from _leaves(inner, rest, depth + 1, budget)
             return
+    if kind.startswith("multipart/"):
+        kind = "text/plain"  # a container whose boundary was lost: its text is still there
     yield Part(headers, kind or "text/plain", body)
 
 

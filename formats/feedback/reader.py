@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from formats.feedback import automatic, mime
 from formats.feedback.complaint import looks_like_complaint, read_feedback_report, recipients_of
 from formats.feedback.events import read_mailed_event
@@ -25,6 +27,12 @@ _RETURNED_TYPES = frozenset(
     {"message/rfc822", "message/global", "text/rfc822-headers", "message/rfc822-headers", "text/rfc822", "message/global-headers"}
 )
 _URL = re.compile(r"https://[^\s<>\"']{1,600}|mailto:[^\s<>\"']{1,400}")
+# "Begin forwarded message:", "---------- Forwarded message ---------", "-----Ursprüngliche Nachricht-----"
+_FORWARD = re.compile(
+    r"^[ \t>-]*(?:begin forwarded message:?|forwarded message|weitergeleitete nachricht|message transféré|mensaje reenviado"
+    r"|messaggio inoltrato|ursprüngliche nachricht|original message)[ \t:-]*\n(?=(?:[ \t]*\n)*[> \t]*(?:from|von|de|da)[ \t]*:)",
+    re.I | re.M,
+)
 _ID = re.compile(r"<([^<>\s]{1,300})>")
 _RANK = (Action.FAILED, Action.DELAYED, Action.EXPANDED, Action.RELAYED, Action.DELIVERED)
 _KIND = {
@@ -79,17 +87,25 @@ def _read(raw: bytes, forwards: int) -> Feedback:
     if found is not None:
         return found
     found = read.written()
-    if found.kind in (Kind.HUMAN, Kind.UNKNOWN) and returned and forwards < MAX_FORWARDS:
-        inner = _read(returned[0], forwards + 1)
-        if inner.kind in (Kind.DELIVERY_REPORT, Kind.DELAY, Kind.COMPLAINT):
-            return _forwarded(inner)
+    if found.kind in (Kind.HUMAN, Kind.UNKNOWN) and forwards < MAX_FORWARDS:
+        enclosed = returned[0] if returned else _quoted_message(text)
+        if enclosed:
+            inner = _read(enclosed, forwards + 1)
+            if inner.kind in (Kind.DELIVERY_REPORT, Kind.DELAY, Kind.COMPLAINT):
+                return msgspec.structs.replace(inner, was_forwarded=True)
     return found
 
 
-def _forwarded(inner: Feedback) -> Feedback:
-    import msgspec
-
-    return msgspec.structs.replace(inner, was_forwarded=True)
+def _quoted_message(text: str) -> bytes:
+    """A message that somebody forwarded inside their own text, quoted or not; empty where there is none."""
+    text = text[: 128 * 1024]
+    begin = _FORWARD.search(text)
+    if begin is None:
+        return b""
+    rest = text[begin.end() :].lstrip("\n")
+    if rest.startswith(">"):
+        rest = "\n".join(re.sub(r"^>[ ]?", "", line) for line in rest.split("\n"))
+    return rest.encode("utf-8", "replace")
 
 
 class _Message:
@@ -323,8 +339,6 @@ def _has_verdict(text: str) -> bool:
 
 
 def _delayed(recipient: Recipient) -> Recipient:
-    import msgspec
-
     return msgspec.structs.replace(recipient, action=Action.DELAYED)
 
 

@@ -17,6 +17,8 @@ _DOMAIN = r"(?:[A-Za-z0-9\u0080-\U0010ffff_-]{1,63}(?:\.[A-Za-z0-9\u0080-\U0010f
 ADDRESS = rf"{_LOCAL}@{_DOMAIN}"
 _ADDRESS = re.compile(ADDRESS)
 
+# Text of another script right behind an address: no top-level domain mixes the two.
+_MIXED_END = re.compile(r"([A-Za-z0-9-]{2,})[^\x00-\x7f]+\Z")
 _CODE = re.compile(r"(?<![\w.:/@#\[(+-])([245]\d\d)(?=[ \t\-:;,<\"']|\Z)")
 _CODE_BEFORE_HASH = re.compile(r"(?<![\w.])([45]\d\d)(?= ?#?[245]\.\d)")
 _ENHANCED = re.compile(r"(?<![\w.:/\[-])([245]\.\d{1,2}\.\d{1,3})(?![\w.]*\w|\])")
@@ -118,6 +120,7 @@ def tidy(address: str) -> str:
         address = address.lstrip("'`")
     if address.lower().startswith("mailto:"):
         address = address[7:]
+    address = _MIXED_END.sub(r"\1", address)
     return address.rstrip(".,;:'")
 
 

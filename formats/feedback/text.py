@@ -145,9 +145,11 @@ def read_notice(notice: Notice, *, ours: frozenset[str], returned_to: tuple[str,
     from a header made for it (X-Failed-Recipients), `returned_to` from the returned message's To.
     """
     action = Action.DELAYED if notice.is_delay else Action.FAILED
-    for places in (_led, _dialogue, _labelled):
+    for places in (_introduced, _led, _dialogue, _labelled):
         found = places(notice)
-        chosen = [place for place in found if fold(place[0]) not in ours] or found
+        chosen = [place for place in found if fold(place[0]) not in ours]
+        if not chosen and places is not _introduced:
+            chosen = found
         if chosen and places is not _led and named:
             chosen = [place for place in chosen if fold(place[0]) in {fold(name) for name in named}]
         if chosen and places is _labelled:
@@ -181,6 +183,22 @@ def _once(places: list[tuple[str, str]]) -> list[tuple[str, str]]:
         if key not in seen or (not reply_in(seen[key][1]).code and reply_in(words).code):
             seen[key] = (seen[key][0] if key in seen else address, words)
     return list(seen.values())
+
+
+def _introduced(notice: Notice) -> list[tuple[str, str]]:
+    """The address that the introducing sentence itself names: "could not be delivered to <address>"."""
+    if notice.introduction < 0:
+        return []
+    start = notice.words.rfind("\n", 0, notice.introduction) + 1
+    end = notice.words.find("\n", notice.introduction)
+    line = notice.words[start : end if end >= 0 else len(notice.words)][:_MAX_LINE]
+    if "@" not in line or _LED.match(line):
+        return []
+    places = []
+    for found in _LABELLED.finditer(line):
+        if not _GENERATED.search(line[: found.start("address")][-40:]):
+            places.append((tidy(found["address"]), notice.words[start + found.end("address") :]))
+    return places[:1]
 
 
 def _led(notice: Notice) -> list[tuple[str, str]]:
