@@ -171,7 +171,7 @@ def best_status(field: str, diagnostic: str) -> str:
     """
     found = _STATUS.search(field)
     told = f"{found[1]}.{int(found[2])}.{int(found[3])}" if found else ""
-    quoted = enhanced_in(diagnostic)
+    quoted = enhanced_in(reply_in(diagnostic).text) or enhanced_in(diagnostic)
     if quoted and not quoted.endswith(".0.0"):
         return quoted
     return told or quoted

@@ -106,6 +106,8 @@ _LABELLED = re.compile(
     re.I | re.X,
 )
 _REPLY_LINE = re.compile(r"^[ \t]*(?:<{3}[ \t]*|[A-Za-z0-9 .:]{0,40}said:[ \t]*)?[45]\d\d[ \-:]", re.M)
+_REPLY_TO = re.compile(rf"[^\n]{{0,60}}?[45]\d\d\S*\s+(?:[45]\.\d+\.\d+\s+)?[<\"]?({ADDRESS})")
+_BEGINS_DIALOGUE = re.compile(r"\s*(?:>>>|(?:\.\.\. ?)?while talking to)", re.I)
 _GENERATED = re.compile(r"generated (?:from|by)|expanded from|originally|on behalf of|contact|questions|assistance|envelope[- ]from|^\s*from\b|mail from|sender|postmaster at", re.I)
 
 
@@ -148,7 +150,7 @@ def read_notice(notice: Notice, *, ours: frozenset[str], returned_to: tuple[str,
     for places in (_introduced, _led, _dialogue, _labelled):
         found = places(notice)
         chosen = [place for place in found if fold(place[0]) not in ours]
-        if not chosen and places is not _introduced:
+        if not chosen and not named and places is not _introduced:
             chosen = found
         if chosen and places is not _led and named:
             chosen = [place for place in chosen if fold(place[0]) in {fold(name) for name in named}]
@@ -197,7 +199,7 @@ def _introduced(notice: Notice) -> list[tuple[str, str]]:
     places = []
     for found in _LABELLED.finditer(line):
         if not _GENERATED.search(line[: found.start("address")][-40:]):
-            places.append((tidy(found["address"]), notice.words[start + found.end("address") :]))
+            places.append((tidy(found["address"]), notice.words[start:]))
     return places[:1]
 
 
@@ -253,37 +255,42 @@ def _by_address(notice: Notice, addresses: list[str]) -> dict[str, str]:
 
 def _dialogue(notice: Notice) -> list[tuple[str, str]]:
     """Addresses inside a quoted dialogue: RCPT TO and the replies that name a recipient."""
-    places: list[tuple[str, str]] = []
-    block: list[str] = []
+    names: dict[str, str] = {}
+    words: dict[str, list[str]] = {}
+    before: list[str] = []  # what led to the next reply that names a recipient
+    answering = ""
     for line in notice.words.split("\n"):
         if len(line) > _MAX_LINE:
             continue
-        is_command = ">>>" in line or re.match(r"\s*(?:rcpt|mail|data|quit|ehlo|helo)\b", line, re.I)
-        if is_command or re.match(r"(?:\.\.\. )?while talking to", line, re.I):
-            block = []
-        block.append(line)
-        lowered = line.lower()
-        if "@" not in line or "mail from" in lowered:
+        if answering and line.lstrip().startswith("<<<"):
+            words[answering].append(line)
             continue
-        if "rcpt to" in lowered and (found := addresses_in(line[lowered.index("rcpt to") :], 1)):
-            places.append((found[0], line))
-        elif _REPLY_LINE.match(line) and not _GENERATED.search(line):
-            found = addresses_in(line, 1)
-            if found and re.search(rf"[45]\d\d\S*\s+(?:[45]\.\d+\.\d+\s+)?<?{re.escape(found[0])}", line):
-                places.append((found[0], line))
-    if not places:
-        return []
-    replies: dict[str, list[str]] = {}
-    names: dict[str, str] = {}
-    current = ""
-    for line in notice.words.split("\n"):
-        for address, where in places:
-            if line == where:
-                current = fold(address)
-                names.setdefault(current, address)
-        if current:
-            replies.setdefault(current, []).append(line)
-    return [(names[key], "\n".join(lines)) for key, lines in replies.items()]
+        if _BEGINS_DIALOGUE.match(line):
+            before = []
+        before.append(line)
+        address, is_command = _recipient_of(line)
+        answering = fold(address) if is_command else ""
+        if address:
+            key = fold(address)
+            names.setdefault(key, address)
+            words.setdefault(key, []).extend(before)
+            before = []
+    return [(names[key], "\n".join(lines)) for key, lines in words.items()]
+
+
+def _recipient_of(line: str) -> tuple[str, bool]:
+    """The recipient that one line of a dialogue is about, and whether the line is the command that names it."""
+    lowered = line.lower()
+    if "@" not in line or "mail from" in lowered:
+        return "", False
+    at = lowered.find("rcpt to")
+    if at >= 0:
+        found = addresses_in(line[at:], 1)
+        return (found[0], True) if found else ("", False)
+    if _REPLY_LINE.match(line) and not _GENERATED.search(line):
+        named = _REPLY_TO.match(line)
+        return (tidy(named[1]), False) if named else ("", False)
+    return "", False
 
 
 def _labelled(notice: Notice) -> list[tuple[str, str]]:
@@ -300,6 +307,8 @@ def _labelled(notice: Notice) -> list[tuple[str, str]]:
                 continue
             places.append((tidy(found["address"]), start))
     strong = [place for place in places if place[1] >= notice.introduction - 200]
+    if len({fold(address) for address, _ in strong}) == 1:
+        return [(strong[0][0], text)]
     return [
         (address, text[start : strong[number + 1][1]] if number + 1 < len(strong) and strong[number + 1][1] > start else text[start:])
         for number, (address, start) in enumerate(strong)
