@@ -33,9 +33,10 @@ class ContentReader:
                 return found + len(_END), self._whole(bytes(buffer[start : found + 2]))
         before = len(held)
         held += memoryview(buffer)[start:end]
-        found = held.find(_END, max(0, before - 4))
-        if found < 0 and not self._thrown_away and held.startswith(b".\r\n"):
-            found = -2
+        if before < 3 and not self._thrown_away and held.startswith(b".\r\n"):
+            found = -2  # the content is empty
+        else:
+            found = held.find(_END, max(0, before - 4))
         if found == -1:
             if self._limit and len(held) + self._thrown_away > self._limit:
                 self._thrown_away += len(held) - 4

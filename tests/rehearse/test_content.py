@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.rehearse.content import ContentReader
@@ -17,6 +17,7 @@ def dotted(content: bytes) -> bytes:
 
 
 @given(LINES, st.lists(st.integers(1, 20), max_size=10), st.sampled_from([b"", b"MAIL FROM:<>\r\n", b".\r\n"]))
+@example([], [1], b".\r\n")
 @settings(deadline=None, max_examples=300)
 def test_any_chunking_reads_the_same_content(lines: list[bytes], cuts: list[int], behind: bytes) -> None:
     content = b"".join(line + b"\r\n" for line in lines)
