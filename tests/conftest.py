@@ -11,6 +11,12 @@ MUST_RUN = os.environ.get("ROWPOST_REQUIRE_PEERS") == "1"
 PEER_MARKERS = frozenset({"postfix", "postgres", "dovecot", "browser"})
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Long tests are left out unless `-m` says otherwise."""
+    if not config.option.markexpr:
+        config.option.markexpr = "not slow"
+
+
 def require(name: str, missing: str | None) -> None:
     """Skip the test when its server is missing; where servers must be there (CI), fail it."""
     if missing is None:
