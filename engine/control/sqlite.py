@@ -148,6 +148,9 @@ class SqliteStore:
     def begun(self, partition: int) -> list[ClaimedBatch]:
         return [ClaimedBatch(*row) for row in self._read("begun", partition)]
 
+    def owners(self, partition: int) -> dict[int, str]:
+        return dict(self._read("owners", partition))
+
     def done(self, incarnation: str, batch: int) -> None:
         with self._writing() as db:
             db.execute(self._sql["done"], (batch, incarnation))
@@ -158,9 +161,6 @@ class SqliteStore:
 
     def batches(self) -> list[BatchTally]:
         return [BatchTally(*row) for row in self._read("batch_states")]
-
-    def hosts_with_claims(self) -> set[str]:
-        return {host for (host,) in self._read("started_elsewhere")}
 
     def decide(self, decisions: list[Decision]) -> None:
         with self._writing() as db:
