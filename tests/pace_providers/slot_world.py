@@ -13,7 +13,7 @@ KEY: Key = ("192.0.2.1", "google")
 
 
 class World:
-    """Discrete events: every worker behaves; `pipe_s` is the way between supervisor and worker, `service_s` a message."""
+    """Discrete events; every worker behaves. `pipe_s`: supervisor to worker; `service_s`: one message."""
 
     def __init__(
         self, limit: Limit, workers: int, *, pipe_s: float = 0.002, service_s: float = 0.05, open_s: float = 0.02,

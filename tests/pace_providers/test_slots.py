@@ -131,6 +131,29 @@ def test_whatever_the_workers_do_no_limit_is_exceeded(
             assert sum(first <= at <= first + length for at in chaos.sent) <= most
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    count=st.integers(1, 12),
+    per_s=st.sampled_from([1.0, 60.0]),
+    late=st.lists(st.booleans(), min_size=1, max_size=7),
+)
+def test_sending_at_the_last_moment_or_the_first_makes_no_window_too_full(
+    count: int, per_s: float, late: list[bool]
+) -> None:
+    ledger = Ledger(lambda _: Limit(connections=1, rates=(Rate(count, per_s),)))
+    ledger.demand(0, {KEY: 10_000}, 0.0)
+    now, sent, turn = 0.0, [], 0
+    while now < 8 * per_s:
+        for decision in ledger.decide(now):
+            if isinstance(decision, Allow):
+                sent += [now + decision.valid_s * late[turn % len(late)]] * decision.messages
+                turn += 1
+        now = max(now + 0.001, ledger.next_at(now) or now + 0.01)
+    assert len(sent) >= count * 5
+    for first in sent:
+        assert sum(first <= at <= first + per_s for at in sent) <= count
+
+
 def test_limit_of_one_message_in_eight_minutes_sends_one() -> None:
     # Public report: a window of one message sent two in each cycle.
     world = World(Limit(connections=2, rates=(Rate(1, 480),)), workers=5)
