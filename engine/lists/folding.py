@@ -1,8 +1,8 @@
 """Spellings that one provider takes for one mailbox, folded for dedup (`--fold-provider`).
 
-Only what providers document: Gmail ignores dots and a +tag and is also googlemail.com; Microsoft's, Apple's, Fastmail's
-and Proton's consumer domains take a +tag (Proton ignores dots, hyphens and underscores too). Suppression never relies on
-it: an address is looked up as it stands.
+Only what providers document: Gmail ignores dots and a +tag and is also googlemail.com; Microsoft's, Apple's,
+Fastmail's and Proton's consumer domains take a +tag (Proton ignores dots, hyphens and underscores too). Suppression
+never relies on it: an address is looked up as it stands.
 """
 
 from __future__ import annotations

@@ -159,7 +159,9 @@ def prepare(
         counts = {name: count for name, count in _rejected(known, sources).items() if count}
         if written is None:
             said = ", ".join(f"{count} {name}" for name, count in counts.items()) or "the sources are empty"
-            raise NothingLeft(rows=rows + sum(len(source.skipped) for source in sources), counts=said, rejects=rejects_path)
+            raise NothingLeft(
+                rows=rows + sum(len(source.skipped) for source in sources), counts=said, rejects=rejects_path
+            )
         _sync(new_list)
         os.replace(new_list, output)
     meta, way = written
@@ -289,9 +291,7 @@ def _engagement_order(listed: pl.LazyFrame, column: str | None) -> npt.NDArray[n
     return values.arg_sort(descending=True, nulls_last=True).to_numpy().astype(np.uint32)
 
 
-def _provider_numbers(
-    names: Sequence[str], providers: dict[str, str]
-) -> tuple[npt.NDArray[np.uint32], list[str]]:
+def _provider_numbers(names: Sequence[str], providers: dict[str, str]) -> tuple[npt.NDArray[np.uint32], list[str]]:
     """Each domain's group: its provider where that is known, else itself."""
     numbers: dict[str, int] = {}
     groups = [numbers.setdefault(providers.get(name, name), len(numbers)) for name in names]

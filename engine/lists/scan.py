@@ -78,7 +78,7 @@ def scan(
     rejects: Rejects,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> Scanned:
-    """Judge every row: filtered, empty, invalid, suppressed, or kept so far. Invalid and suppressed rows are written."""
+    """Judge every row: filtered, empty, invalid, suppressed, or kept so far; the rejected ones are written."""
     known = Scanned(rows)
     asked = plain_parts(
         listed.select(pl.col(address).alias(address), *([_condition(listed, where)] if where else [])), address

@@ -121,10 +121,13 @@ def _worth_a_dictionary(table: pa.Table) -> list[str]:
         kind = column.type
         if pa.types.is_dictionary(kind):
             worth.append(name)
-        elif pa.types.is_large_string(kind) or pa.types.is_string(kind) or pa.types.is_integer(kind):
-            if len(column.unique()) * 2 < max(1, len(column)):
-                worth.append(name)
+        elif _can_repeat(kind) and len(column.unique()) * 2 < len(column):
+            worth.append(name)
     return worth
+
+
+def _can_repeat(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_large_string(kind) or pa.types.is_string(kind) or pa.types.is_integer(kind))
 
 
 def write_in_memory(
