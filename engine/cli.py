@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("engine.commands.prepare", "inspect_command"),
     "suppress": ("engine.commands.suppress", "suppress"),
     "forget": ("engine.commands.suppress", "forget"),
+    "sink": ("engine.commands.sink", "sink"),
 }
 
 

@@ -31,7 +31,7 @@ class SettingsError(EngineError):
 class Duration:
     """A length of time in seconds.
 
-    A plain class, for msgspec asks `_decode_custom` only about types it does not know.
+    A plain class, for msgspec asks `decode_custom` only about types it does not know.
     """
 
     __slots__ = ("seconds",)
@@ -214,16 +214,24 @@ class Settings(Table, kw_only=True):
     LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log"})
 
 
-def _decode_custom(kind: type, value: Any) -> Any:
+def decode_custom(kind: type, value: Any) -> Any:
+    """The `dec_hook` of every settings file: knows `Duration`."""
     if kind is Duration:
         return Duration.parse(value)
     raise NotImplementedError(kind)
 
 
+def encode_custom(value: Any) -> Any:
+    """msgspec's enc_hook for the types of this module."""
+    if isinstance(value, Duration):
+        return value.seconds
+    raise NotImplementedError(type(value))
+
+
 def parse_settings(raw: bytes, *, file: str = SETTINGS_FILE) -> Settings:
     """The settings in the bytes of a campaign.toml; raises SettingsError naming key and expectation."""
     try:
-        return msgspec.toml.decode(raw, type=Settings, dec_hook=_decode_custom)
+        return msgspec.toml.decode(raw, type=Settings, dec_hook=decode_custom)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as problem:
         raise SettingsError(file=file, problem=str(problem)) from None
 

@@ -1,8 +1,8 @@
 """Lists from CSV and TSV: every value as the text that stands there, unless `types` says more.
 
-"007" stays "007" and 9007199254740993 keeps its last digit, because nothing is guessed. A record with too many or
-too few values is left out and reported with its line; a blank line is a row without an address. RFC 4180, and what exports do
-besides: byte-order marks, cp1252, UTF-16, semicolons, gzip and zstd.
+"007" stays "007" and 9007199254740993 keeps its last digit, because nothing is guessed. A record with too many or too
+few values is left out and reported with its line; a blank line is a row without an address. RFC 4180, and what
+exports do besides: byte-order marks, cp1252, UTF-16, semicolons, gzip and zstd.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _in_words(problem: Exception) -> str:
 
 
 def _with_lines(path: Path, encoding: str, mark: str, rejected: list[Rejected]) -> Iterator[Rejected]:
-    """Record numbers become line numbers, which differ once a quoted value holds a newline. A second pass, if needed."""
+    """Record numbers become line numbers, which differ once a quoted value holds a newline.."""
     if not rejected:
         return
     wanted = {one.row + 1 for one in rejected}

@@ -12,7 +12,7 @@ import polars as pl
 _GMAIL = ("gmail.com", "googlemail.com")
 _PROTON = ("proton.me", "protonmail.com", "pm.me")
 _TAGGED = (
-    "outlook.com", "hotmail.com", "live.com", "msn.com", "icloud.com", "me.com", "mac.com", "fastmail.com", "fastmail.fm",
+    "outlook.com", "hotmail.com", "live.com", "msn.com", "icloud.com", "me.com", "mac.com", "fastmail.com",
 )  # fmt: skip
 
 

@@ -1,10 +1,10 @@
 """The order of the list: every domain spread evenly over it, so that no provider waits while another is flooded.
 
 Two levels. *First*, a row's key is (rank within its domain + u) / rows of its domain, u by chance for each domain;
-the keys in [0, 1) are cut into stretches of about a million rows. *Second*, within a stretch every domain (or provider)
-with more than a row in 5,000 of the list is ranked anew, and all the small ones together as one: taken alone, small domains
-arrive like raindrops and displace the big ones (measured: a window of 500 rows was off by 3.4 points for the biggest
-domain with the first level alone, by 1.4 with both).
+the keys in [0, 1) are cut into stretches of about a million rows. *Second*, within a stretch every domain (or
+provider) with more than a row in 5,000 of the list is ranked anew, and all the small ones together as one: taken
+alone, small domains arrive like raindrops and displace the big ones (measured: a window of 500 rows was off by 3.4
+points for the biggest domain with the first level alone, by 1.4 with both).
 
 Pure: arrays in, arrays out; chance comes from a seed.
 """

@@ -119,9 +119,7 @@ def _worth_a_dictionary(table: pa.Table) -> list[str]:
     worth = []
     for name, column in zip(table.column_names, table.columns, strict=True):
         kind = column.type
-        if pa.types.is_dictionary(kind):
-            worth.append(name)
-        elif _can_repeat(kind) and len(column.unique()) * 2 < len(column):
+        if pa.types.is_dictionary(kind) or (_can_repeat(kind) and len(column.unique()) * 2 < len(column)):
             worth.append(name)
     return worth
 
