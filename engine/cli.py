@@ -13,6 +13,10 @@ from engine.errors import EngineError, Exit
 # command -> (module, function); modules load only when their command is asked for, so that `engine --help` is quick
 # and a missing extra is felt only by the command that needs it.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "prepare": ("engine.commands.prepare", "prepare"),
+    "inspect": ("engine.commands.prepare", "inspect_command"),
+    "suppress": ("engine.commands.suppress", "suppress"),
+    "forget": ("engine.commands.suppress", "forget"),
     "sink": ("engine.commands.sink", "sink"),
 }
 
