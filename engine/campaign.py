@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import Settings, load_settings
+from engine.config import Settings, encode_custom, load_settings
 from engine.errors import EngineError, Exit
 from formats import plan as plan_format
 from formats.plan import Plan, PlanError
@@ -89,7 +89,7 @@ def frozen_fingerprint(settings: Settings) -> str:
     frozen = {
         name: value for name, value in msgspec.structs.asdict(settings).items() if name not in Settings.LIVE | {"control"}
     }
-    return fingerprint(msgspec.json.encode(frozen, order="sorted"))
+    return fingerprint(msgspec.json.Encoder(enc_hook=encode_custom, order="sorted").encode(frozen))
 
 
 def make_private_folder(folder: Path) -> None:

@@ -221,6 +221,13 @@ def decode_custom(kind: type, value: Any) -> Any:
     raise NotImplementedError(kind)
 
 
+def encode_custom(value: Any) -> Any:
+    """msgspec's enc_hook for the types of this module."""
+    if isinstance(value, Duration):
+        return value.seconds
+    raise NotImplementedError(type(value))
+
+
 def parse_settings(raw: bytes, *, file: str = SETTINGS_FILE) -> Settings:
     """The settings in the bytes of a campaign.toml; raises SettingsError naming key and expectation."""
     try:

@@ -18,13 +18,14 @@ _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\[ -~])*"\Z')
 _LDH = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
 # An address that needs no thought: ASCII, a top-level domain that begins with a letter, and (asked apart) at most 64
 # characters, so that no limit of §4.5.3.1 can be exceeded. Nineteen of twenty in a real list are so.
-_PLAIN = re.compile(
-    r"([A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*)"
-    r"@((?:[A-Za-z0-9]+(?:-+[A-Za-z0-9]+)*\.)+[A-Za-z][A-Za-z0-9]*(?:-+[A-Za-z0-9]+)*)"
+PLAIN_PATTERN = (
+    r"^([A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*)"
+    r"@((?:[A-Za-z0-9]+(?:-+[A-Za-z0-9]+)*\.)+[A-Za-z][A-Za-z0-9]*(?:-+[A-Za-z0-9]+)*)$"
 )
-_PLAIN_MOST = 64
+PLAIN_MOST = 64
+_PLAIN = re.compile(PLAIN_PATTERN)
 # Trimmed from both ends before anything is read: white space of any script, zero-width characters, byte-order marks.
-_PADDING = "\u200b\u200c\u200d\u2060\ufeff\u00ad"
+PADDING = "\u200b\u200c\u200d\u2060\ufeff\u00ad"
 
 
 class AddressError(ValueError):
@@ -52,7 +53,7 @@ class Mailbox(msgspec.Struct, frozen=True):
 def clean(text: str) -> str:
     """`text` without the white space and invisible characters that exports leave around an address."""
     while True:
-        trimmed = text.strip().strip(_PADDING)
+        trimmed = text.strip().strip(PADDING)
         if trimmed == text:
             return text
         text = trimmed
@@ -113,7 +114,7 @@ def parse_mailboxes(texts: Sequence[str | None]) -> list[Mailbox | AddressError]
     plain = _PLAIN.fullmatch
     parsed: list[Mailbox | AddressError] = []
     for text in texts:
-        if text is not None and len(text) <= _PLAIN_MOST and (found := plain(text)) is not None:
+        if text is not None and len(text) <= PLAIN_MOST and (found := plain(text)) is not None:
             local, domain = found.groups()
             parsed.append(Mailbox(local, domain.lower()))
         else:

@@ -145,6 +145,9 @@ class SqliteStore:
                 if db.execute(self._sql["take"], (incarnation, batch.number, incarnation)).rowcount == 1
             ]
 
+    def begun(self, partition: int) -> list[ClaimedBatch]:
+        return [ClaimedBatch(*row) for row in self._read("begun", partition)]
+
     def done(self, incarnation: str, batch: int) -> None:
         with self._writing() as db:
             db.execute(self._sql["done"], (batch, incarnation))

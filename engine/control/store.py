@@ -132,6 +132,9 @@ class Store(Protocol):
     def claim(self, incarnation: str, partition: int, most: int) -> list[ClaimedBatch]:
         """Up to `most` batches of the partition, lowest first, that belong to no living incarnation."""
 
+    def begun(self, partition: int) -> list[ClaimedBatch]:
+        """The partition's batches that were claimed once and are not done: their rows' states are in logs."""
+
     def done(self, incarnation: str, batch: int) -> None:
         """Each row of the batch has its outcome, or is held in doubt."""
 

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 COLUMNS = ("time_us", "session", "sender", "recipient", "message_id", "digest", "size", "answer")
@@ -45,8 +46,9 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        if os.fstat(self._fd).st_size == 0:
-            os.write(self._fd, _HEADER)
+        self._size = os.fstat(self._fd).st_size
+        if self._size == 0:
+            self._size = os.write(self._fd, _HEADER)
         self._lines: list[bytes] = []
 
     def add(
@@ -68,12 +70,19 @@ class Recorder:
             self._lines.append(head + _safe(recipient) + tail)
 
     def flush(self) -> None:
-        """What was added is in the file; raises OSError where it could not be written."""
-        if self._lines:
-            block = memoryview(b"".join(self._lines))
-            self._lines.clear()
-            while block:
-                block = block[os.write(self._fd, block) :]
+        """What was added is in the file; raises OSError where it could not be written, and then none of it is."""
+        if not self._lines:
+            return
+        block = b"".join(self._lines)
+        self._lines.clear()
+        try:
+            written = os.write(self._fd, block)
+            while written < len(block):
+                written += os.write(self._fd, block[written:])
+        except OSError:
+            os.ftruncate(self._fd, self._size)  # half a line would spoil the next one
+            raise
+        self._size += len(block)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -124,6 +133,10 @@ def tally(path: Path) -> Tally:
     """The record counted by recipient."""
     table = read_record(path)
     counts = table["recipient"].value_counts()
-    twice = sorted(row["values"] for row in counts.to_pylist() if row["counts"] > 1) if len(table) else []
-    lost = sum(1 for answer in table["answer"].to_pylist() if answer != "250")
-    return Tally(messages=len(table), recipients=len(counts), twice=tuple(twice), unanswered=lost)
+    often = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+    return Tally(
+        messages=len(table),
+        recipients=len(counts),
+        twice=tuple(sorted(often)),
+        unanswered=pc.sum(pc.not_equal(table["answer"], "250")).as_py() or 0,
+    )

@@ -22,6 +22,7 @@ import hashlib
 import random
 import re
 import ssl
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Literal
 
@@ -122,6 +123,7 @@ class Sink:
         self._recorder: Recorder | None = None
         self._server: asyncio.Server | None = None
         self._conversations: set[Conversation] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> tuple[str, int]:
         """Listen; returns the address, with the port that port 0 became. Raises SinkCannotListen."""
@@ -232,6 +234,12 @@ class Sink:
         """Replies leave now."""
         if self._recorder is not None:
             self._recorder.flush()
+
+    def spawn(self, work: Coroutine[None, None, None]) -> None:
+        """Run it beside the conversation."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def violated(self, what: str) -> None:
         """The sender broke a rule."""

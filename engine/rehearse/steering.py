@@ -65,6 +65,9 @@ class Kind(StrEnum):
     TRICKLE = "trickle"
 
 
+_HARMLESS = frozenset({Kind.SLOW, Kind.TRICKLE})
+
+
 class Act(msgspec.Struct, frozen=True):
     """One thing to do in place of the usual reply."""
 
@@ -72,6 +75,11 @@ class Act(msgspec.Struct, frozen=True):
     phase: Phase
     reply: Reply | None = None
     seconds: float = 0.0
+
+    @property
+    def is_harmless(self) -> bool:
+        """The usual reply comes all the same, only not as usual."""
+        return self.kind in _HARMLESS
 
 
 class Wish(msgspec.Struct, frozen=True):

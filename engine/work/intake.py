@@ -47,6 +47,7 @@ class _Reading:
     def __init__(self, batch: OpenBatch, assigned: Assign, spans: Sequence[Span]) -> None:
         self.batch = batch
         self.left = assigned.limit
+        self.unread = assigned.rows
         self.skip: npt.NDArray[np.bool_] | None = None
         if assigned.skip:
             bits = np.unpackbits(np.frombuffer(assigned.skip, np.uint8), count=assigned.rows)
@@ -94,9 +95,9 @@ class Intake:
         self._bench.add_batch(batch)
 
     @property
-    def is_read(self) -> bool:
-        """Whether every assigned row was looked at."""
-        return not self._reading and not self._returning and not self._unrouted
+    def unread(self) -> int:
+        """Rows assigned and not looked at yet."""
+        return sum(reading.unread for reading in self._reading) + len(self._returning) + len(self._unrouted)
 
     def step(self) -> bool:
         """Read one stretch where there is room; True when something was done, so that the caller comes again."""
@@ -121,6 +122,7 @@ class Intake:
             self._reading.popleft()
             return True
         span, first, rows = stretch
+        reading.unread -= rows
         start = span.first_row + first
         places = reading.attemptable(start, rows)
         if reading.left is not None and len(places) > reading.left:

@@ -112,6 +112,8 @@ class Pulse(Message):
     suppressed: int
     expired: int
     providers: list[ProviderCount]
+    unread: int  # rows assigned and not looked at yet
+    open_rows: int  # rows without an outcome
     ready: int
     parked: int
     waiting: int

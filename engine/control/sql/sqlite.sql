@@ -85,6 +85,10 @@ WHERE number = ? AND state <> 'done'
   AND (owner IS NULL OR (SELECT state FROM incarnation WHERE id = batch.owner) <> 'alive')
   AND (SELECT state FROM incarnation WHERE id = ?) = 'alive';
 
+-- name: begun
+SELECT number, first_row, rows, started FROM batch
+WHERE partition = ? AND state <> 'done' AND started > 0 ORDER BY number;
+
 -- name: done
 UPDATE batch SET state = 'done' WHERE number = ? AND owner = ?;
 
