@@ -32,7 +32,7 @@ def campaign_option(command: Command) -> Command:
     )(command)
 
 
-class RowNumbers(click.ParamType):
+class RowNumbers(click.ParamType[list[int]]):
     """Row numbers as an operator writes them: `5`, `0-9`, `3,17,100-120`."""
 
     name = "rows"

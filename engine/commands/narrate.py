@@ -116,7 +116,9 @@ class Narration:
 
 def _quoted(value: object) -> str:
     text = str(value)
-    return msgspec.json.encode(text).decode() if not text or " " in text or '"' in text or not text.isprintable() else text
+    return (
+        msgspec.json.encode(text).decode() if not text or " " in text or '"' in text or not text.isprintable() else text
+    )
 
 
 def _table(progress: Progress, now: float) -> Table:

@@ -43,7 +43,7 @@ class LogsExist(EngineError):
 @click.argument("sources", nargs=-1, required=True, metavar="LIST...")
 @campaign_option
 @click.option("--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True, help="One per machine.")
-@click.option("--replace", is_flag=True, help="Put an existing plan, its store and its logs aside, and start from nothing.")
+@click.option("--replace", is_flag=True, help="Put an existing plan, store and logs aside first.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object on stdout.")
 def plan(sources: tuple[str, ...], campaign: Campaign, partitions: int, replace: bool, as_json: bool) -> None:
     """Number the rows of LIST (files, folders, patterns, URIs), cut them into batches and partitions, and freeze them
@@ -155,7 +155,9 @@ def _figures(made: Plan, mixing: Mixing | None) -> dict[str, object]:
         "files": len(made.files),
         "row_groups": sum(len(file.row_groups) for file in made.files),
         "batches": len(made.batches),
-        "partitions": [sum(made.batches[b].rows for b in range(p.first_batch, p.first_batch + p.batches)) for p in made.partitions],
+        "partitions": [
+            sum(made.batches[b].rows for b in range(p.first_batch, p.first_batch + p.batches)) for p in made.partitions
+        ],
         "mixing": msgspec.to_builtins(mixing) if mixing else None,
     }
 

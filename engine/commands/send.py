@@ -19,14 +19,13 @@ from engine.campaign import Campaign, make_private_folder
 from engine.clock import SystemClock
 from engine.commands.common import RowNumbers, campaign_option, span
 from engine.commands.narrate import Narration, summary_line
-from engine.compose.render import build_composer
 from engine.config import Duration, Settings, SettingsError
 from engine.control.sqlite import SqliteStore
 from engine.control.store import Incarnation
 from engine.errors import EngineError, Exit
 from engine.host import boot_id, host_id
-from engine.rehearse.sink import SinkSettings, run_sink_in_process
-from engine.rows import open_parquet
+from engine.rehearse.running import run_sink_in_process
+from engine.rehearse.sink import SinkSettings
 from engine.smtp.destination import relay_destination
 from engine.work.frozen import check_frozen, read_live
 from engine.work.supervisor import RunOptions, Supervisor
@@ -47,7 +46,7 @@ class NoSuchPartition(EngineError):
     exit_code = Exit.USAGE
 
 
-class SpanType(click.ParamType):
+class SpanType(click.ParamType[float]):
     """A duration such as 90s, 5m, 1h; 0 for none."""
 
     name = "duration"
@@ -68,7 +67,13 @@ class SpanType(click.ParamType):
 @click.option("--name", help="Names this sender in store and logs; the host's name by default.")
 @click.option("--limit", type=click.IntRange(1), help="Attempt at most so many rows in this run.")
 @click.option("--max-wait", type=SpanType(), help="Leave rows that would wait longer than this for their next attempt.")
-@click.option("--in-doubt", type=click.Choice(["hold", "resend"]), default="hold", show_default=True, help="What to do with rows that may have been sent.")
+@click.option(
+    "--in-doubt",
+    type=click.Choice(["hold", "resend"]),
+    default="hold",
+    show_default=True,
+    help="What to do with rows that may have been sent.",
+)
 @click.option("--adopt", is_flag=True, help="Go on with a folder that was begun on another machine.")
 @click.option("--dry-run", is_flag=True, help="Render every message, send nothing.")
 @click.option("--test-to", metavar="ADDRESS", help="Send the content of --rows to this address; nothing is recorded.")
@@ -105,7 +110,11 @@ def send(
     if dry_run or test_to:
         from engine.commands import trial
 
-        context.exit(trial.dry_run(campaign, settings, made) if dry_run else trial.test_to(campaign, settings, made, test_to or "", rows))
+        context.exit(
+            trial.dry_run(campaign, settings, made)
+            if dry_run
+            else trial.test_to(campaign, settings, made, test_to or "", rows)
+        )
     chosen = _partition(made, partition)
     options = RunOptions(
         partition=chosen,
@@ -140,18 +149,16 @@ def _ask_first(campaign: Campaign, settings: Settings, yes: bool) -> None:
     asked = campaign.run / "asked"
     if settings.delivery.relay.startswith("sink:") or yes or asked.exists():
         return
-    destination = relay_destination(settings.delivery, os.environ, campaign.folder)
-    if all(_is_loopback(host.name) for host in destination.hosts):
+    destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
+    if all(host.is_this_machine for host in destination.hosts):
         return
     click.confirm(
-        f"This sends real mail through {destination.key}, from {settings.message.from_address}. Go on?", abort=True, err=True
+        f"This sends real mail through {destination.key}, from {settings.message.from_address}. Go on?",
+        abort=True,
+        err=True,
     )
     make_private_folder(campaign.run)
     asked.touch(mode=0o600)
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 @contextlib.contextmanager
@@ -187,7 +194,16 @@ def _run(
     try:
         with Narration(as_json=as_json, level=settings.log.level) as narration:
             store.register(me)
-            take_over(campaign, settings, made, store, me, adopt=adopt, say=lambda text: narration.event("takeover", text=text), clock=clock)
+            take_over(
+                campaign,
+                settings,
+                made,
+                store,
+                me,
+                adopt=adopt,
+                say=lambda text: narration.event("takeover", text=text),
+                clock=clock,
+            )
             with _sink(campaign, settings, narration) as relay:
                 options = msgspec.structs.replace(options, relay=relay)
                 supervisor = Supervisor(
@@ -234,6 +250,3 @@ def _tell_end(campaign: Campaign, supervisor: Supervisor, options: RunOptions, c
         wait = f", the next in {span(max(0.0, (due - SystemClock().wall_us()) / 1e6))}" if due is not None else ""
         click.echo(f"{progress.waiting:,} rows wait for their next attempt{wait}.", err=True)
     click.echo(f"  to go on: engine send --partition {options.partition}{where}", err=True)
-
-
-__all__ = ["build_composer", "open_parquet", "send"]

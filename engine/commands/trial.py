@@ -13,13 +13,15 @@ from engine.clock import SystemClock
 from engine.compose.render import RowProblem, build_composer
 from engine.config import Settings
 from engine.errors import EngineError, Exit
-from engine.rows import RowReader, open_parquet
+from engine.rows import RowReader, first_texts, open_parquet
 from engine.smtp.destination import ConnectionLimits, Destination, relay_destination
-from engine.smtp.dialogue import Accepted, Event, Outgoing
+from engine.smtp.dialogue import Accepted, Event, Outgoing, Stage
+from engine.smtp.handshake import Ended
 from engine.smtp.pool import Pool
 from engine.smtp.session import Session
 from formats.address import AddressError, Mailbox, parse_mailbox, parse_mailboxes
 from formats.plan import Plan
+from formats.reply import Reply
 
 _SHOWN = 20
 _STRETCH = 1000
@@ -49,7 +51,7 @@ def dry_run(campaign: Campaign, settings: Settings, plan: Plan) -> Exit:
         for span in reader.spans(batch.first_row, batch.rows):
             for first in range(0, span.rows, _STRETCH):
                 found = reader.read(span, first, _STRETCH)
-                for place, (row, mailbox) in enumerate(zip(found, parse_mailboxes([r[0] for r in found]), strict=True)):
+                for place, (row, mailbox) in enumerate(zip(found, parse_mailboxes(first_texts(found)), strict=True)):
                     number = span.first_row + first + place
                     try:
                         if isinstance(mailbox, AddressError):
@@ -65,8 +67,8 @@ def dry_run(campaign: Campaign, settings: Settings, plan: Plan) -> Exit:
     seconds = time.perf_counter() - started
     mean = size / good if good else 0
     click.echo(
-        f"{good:,} messages rendered, {mean:,.0f} bytes each; {bad:,} rows invalid; {good / max(seconds, 1e-9):,.0f}/s on one core."
-        " Nothing was sent.",
+        f"{good:,} messages rendered, {mean:,.0f} bytes each; {bad:,} rows invalid;"
+        f" {good / max(seconds, 1e-9):,.0f}/s on one core. Nothing was sent.",
         err=True,
     )
     return Exit.ROWS_OPEN if bad else Exit.DONE
@@ -126,9 +128,12 @@ async def _send(
             if len(results) == len(outgoing) and not done.done():
                 done.set_result(None)
 
-        def on_ended(self, ending: object) -> None:
+        def on_session_ended(
+            self, subject: Session | Destination, why: Ended, stage: Stage, reply: Reply | None, error: str
+        ) -> None:
             if not done.done() and len(results) < len(outgoing):
-                done.set_exception(TestNotSent(relay=destination.key, problem=getattr(ending, "why", ending)))
+                problem = f"{why} at {stage.upper()}: {reply or error}"
+                done.set_exception(TestNotSent(relay=destination.key, problem=problem))
 
     if not outgoing:
         return results

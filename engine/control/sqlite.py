@@ -99,7 +99,17 @@ class SqliteStore:
 
     def register(self, incarnation: Incarnation) -> None:
         i = incarnation
-        values = (i.id, i.sender, i.host_id, i.boot_id, i.pid, i.partition, i.started_at_us, i.renewed_at_us, i.lease_us)
+        values = (
+            i.id,
+            i.sender,
+            i.host_id,
+            i.boot_id,
+            i.pid,
+            i.partition,
+            i.started_at_us,
+            i.renewed_at_us,
+            i.lease_us,
+        )
         with self._writing() as db:
             db.execute(self._sql["register"], values)
 

@@ -41,7 +41,9 @@ class OrphanWorks(EngineError):
     """A worker of an earlier sender still finishes what it had in flight: its log {log} is locked."""
 
     exit_code = Exit.TRY_AGAIN
-    hint = "It ends by itself, at the latest when its last reply is overdue (10 minutes). Then run the same command again."
+    hint = (
+        "It ends by itself, at the latest when its last reply is overdue (10 minutes). Then run the same command again."
+    )
 
 
 class ForeignHost(EngineError):
