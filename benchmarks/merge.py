@@ -311,7 +311,11 @@ def with_polars(folder: Path) -> dict[str, object]:
         .collect(engine="streaming")
     )
     counts = dict(states.iter_rows())
-    return {"accepted": counts.get(1, 0), "bounced": counts.get(2, 0), "states_s": round(time.perf_counter() - began, 1)}
+    return {
+        "accepted": counts.get(1, 0),
+        "bounced": counts.get(2, 0),
+        "states_s": round(time.perf_counter() - began, 1),
+    }
 
 
 def with_duckdb(folder: Path) -> dict[str, object]:
@@ -324,11 +328,16 @@ def with_duckdb(folder: Path) -> dict[str, object]:
     connection.execute(f"set temp_directory = '{folder / 'duckdb.tmp'}'")
     records = _results(folder)
     found = connection.execute(
-        "select best, count(*) from (select row, min(verdict) best from records where kind = 2 group by row) group by best"
+        "select best, count(*) from (select row, min(verdict) as best from records where kind = 2 group by row)"
+        " group by best"
     ).fetchall()
     del records
     counts = dict(found)
-    return {"accepted": counts.get(1, 0), "bounced": counts.get(2, 0), "states_s": round(time.perf_counter() - began, 1)}
+    return {
+        "accepted": counts.get(1, 0),
+        "bounced": counts.get(2, 0),
+        "states_s": round(time.perf_counter() - began, 1),
+    }
 
 
 def one(way: str, folder: Path, processes: int) -> None:
@@ -370,13 +379,17 @@ def main() -> None:
     for way in chosen.ways.split(","):
         command = [sys.executable, "-m", "benchmarks.merge", "--one", way, "--rows", str(chosen.rows)]
         command += ["--folder", str(chosen.folder), "--processes", str(chosen.processes), "--replies", chosen.replies]
-        ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}, check=False)
+        ran = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}, check=False
+        )
         if ran.returncode:
             print(f"{way:11} failed:\n{ran.stderr}")
             continue
         told = json.loads(ran.stdout)
         if way in ("accounting", "recipients"):
-            wrong = [key for key in ("accepted", "bounced", "in_doubt", "unsent", "duplicates") if told[key] != planted[key]]
+            wrong = [
+                key for key in ("accepted", "bounced", "in_doubt", "unsent", "duplicates") if told[key] != planted[key]
+            ]
             told["checked"] = "as planted" if not wrong else f"WRONG: {', '.join(wrong)}"
         print(f"{way:11}", json.dumps(told))
 

@@ -155,6 +155,10 @@ class Encoder:
         arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         return self._sealed(pa.RecordBatch.from_arrays(arrays, schema=self._schema), {"seal": _SEAL_BLANK})
 
+    def columns(self, batch: pa.RecordBatch) -> bytes:
+        """The same for records that are columns of SCHEMA already."""
+        return self._sealed(batch.replace_schema_metadata(self._schema.metadata), {"seal": _SEAL_BLANK})
+
     def end(self) -> bytes:
         """The bytes that close the log: an empty batch that says so, and Arrow's end of stream."""
         empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self._schema], schema=self._schema)

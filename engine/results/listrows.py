@@ -21,11 +21,11 @@ from formats.plan import Plan
 _META_KEY = b"rowpost"  # what `prepare` tells of the list
 
 
-class _Roles(msgspec.Struct):
+class _Roles(msgspec.Struct, frozen=True):
     domain: str | None = None
 
 
-class _Meta(msgspec.Struct):
+class _Meta(msgspec.Struct, frozen=True):
     roles: _Roles = _Roles()
 
 

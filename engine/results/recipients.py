@@ -133,9 +133,7 @@ def in_order(pool: Executor, work: Callable[[_T], _R], items: Iterable[_T], *, a
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     words = [field.name for field in schema if pa.types.is_dictionary(field.type)]
     # Row numbers and times rise: as differences they cost bits, and a dictionary of them would cost megabytes.
-    rising = {
-        name: "DELTA_BINARY_PACKED" for name in ("row", "first_at", "last_at", "bounced_at") if name in schema.names
-    }
+    rising = {name: "DELTA_BINARY_PACKED" for name in schema.names if name == "row" or name.endswith("_at")}
     return pq.ParquetWriter(
         path,
         schema,
@@ -163,10 +161,8 @@ class _Maker:
         self._machines = list(dict.fromkeys(merged.machines))
         number = {name: place for place, name in enumerate(self._machines)}
         self._machine_of = np.array([number[name] for name in merged.machines] or [0], np.int32)
-        self._list_columns = [
-            name for name in (rows.schema.names if rows.schema is not None else []) if name not in LAST
-        ]
-        kept = [rows.schema.field(name) for name in self._list_columns] if rows.schema is not None else []
+        kept = [field for field in rows.schema or [] if field.name not in LAST]
+        self._list_columns = [field.name for field in kept]
         self.undeliverable_schema = pa.schema(
             [
                 *kept,
@@ -254,6 +250,8 @@ class _Maker:
 
     def _suppress(self, found: Resolved, address: pa.ChunkedArray) -> pa.Table | None:
         places = np.flatnonzero(found.word == _HARD)
+        if found.soft:
+            places = places[~np.isin(places, sorted(found.soft))]
         if not len(places):
             return None
         names, times = [], []
