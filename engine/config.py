@@ -172,6 +172,8 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes
+    # Without a connection for so long the run ends (exit 75), so that a job scheduler may start it again later.
+    give_up_after: Duration = Duration(300.0)
 
 
 class RetryTable(Table, frozen=True, kw_only=True):
