@@ -14,6 +14,8 @@ from engine.errors import EngineError, Exit
 # and a missing extra is felt only by the command that needs it.
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("engine.commands.campaign", "init"),
+    "demo": ("engine.commands.demo", "demo"),
+    "check": ("engine.commands.check", "check"),
     "plan": ("engine.commands.plan", "plan"),
     "send": ("engine.commands.send", "send"),
     "status": ("engine.commands.status", "status"),
