@@ -135,7 +135,7 @@ def _about(named: Named, findings: list[Finding]) -> list[Finding]:
     A forward may have given it another address, so the row counts and the reported address is only told. Of several
     reported recipients (an expanded alias) the row is as well off as the best of them.
     """
-    best = min(findings, key=lambda one: (one.verdict is Verdict.REJECTED, not one.hard is False))
+    best = min(findings, key=lambda one: (one.verdict is Verdict.REJECTED, one.hard is not False))
     if named.address:
         wanted = named.address.casefold()
         mine = [one for one in findings if one.address.casefold() == wanted]
@@ -220,7 +220,7 @@ def judge(recipient: Recipient, rules: RuleBook, provider: str | None) -> Judgem
     """
     reply = quoted_reply(recipient)
     judgement = rules.judge(_STAGE[recipient.stage], reply, provider)
-    if judgement.class_ is Class_.UNCLEAR or judgement.class_ is Class_.PROTOCOL and recipient.reply.code == 0:
+    if judgement.class_ is Class_.UNCLEAR or (judgement.class_ is Class_.PROTOCOL and recipient.reply.code == 0):
         told = report_words().judge("report", Reply(reply.code, f"{reply.text} {recipient.diagnostic}".strip()), None)
         # Before RCPT nothing is about the recipient, whatever the words are.
         if told.class_ is not Class_.UNCLEAR and (not told.suppress or recipient.stage not in _NOT_YET):

@@ -26,7 +26,7 @@ from itertools import islice
 
 import msgspec
 
-TICK_S = 5  # the wheel's grain: a row is due at most this much late
+TICK_S = 5.0  # the wheel's grain by default: a row is due at most this much late
 RETRY_SHARE = 8  # of this many rows taken, one is a retry, if any is ready, however many fresh ones there are
 EXPIRY_GRAIN_S = 30.0  # lanes of due rows are searched for expired ones this often; `take` never hands one out
 BULK = 3  # the priority of a campaign's rows; 1 and 2 go before, and are never parked
@@ -120,8 +120,15 @@ class Scheduler:
     """One worker's rows, from read to settled."""
 
     def __init__(
-        self, *, ready_rows: int = 4096, ready_rows_per_lane: int = 512, rng: random.Random | None = None
+        self,
+        *,
+        ready_rows: int = 4096,
+        ready_rows_per_lane: int = 512,
+        tick_s: float = TICK_S,
+        rng: random.Random | None = None,
     ) -> None:
+        """`tick_s` is the wheel's grain; it bounds the number of its buckets by the longest wait over it."""
+        self._tick_s = tick_s
         self.ready_rows = ready_rows
         self.ready_rows_per_lane = ready_rows_per_lane
         self._rng = rng or random.Random(0)
@@ -298,7 +305,7 @@ class Scheduler:
         self._history.pop(row, None)
         if expires_at is not None:
             due_at = min(due_at, expires_at)  # it is looked at by then, to be told as expired
-        tick = -int(-(due_at - self._base) // TICK_S)
+        tick = -int(-(due_at - self._base) // self._tick_s)
         bucket = self._wheel.get(tick)
         if bucket is None:
             bucket = self._wheel[tick] = array("I")
@@ -325,7 +332,7 @@ class Scheduler:
             if place is not None and place.suspension is not None and place.suspension.until == until:
                 self.resume_lane(lane)
         if self._base is not None:
-            tick_now = (now - self._base) // TICK_S
+            tick_now = (now - self._base) // self._tick_s
             while self._ticks and self._ticks[0] <= tick_now:
                 self._ring(self._wheel.pop(heapq.heappop(self._ticks)), now)
         while self._expiries and self._expiries[0][0] <= now:
@@ -339,7 +346,7 @@ class Scheduler:
         """When `advance` has something to do, at the earliest."""
         times = [heap[0][0] for heap in (self._expiries, self._resumes) if heap]
         if self._ticks and self._base is not None:
-            times.append(self._base + self._ticks[0] * TICK_S)
+            times.append(self._base + self._ticks[0] * self._tick_s)
         return min(times, default=None)
 
     def suspend_lane(self, lane: int, until: float | None, reason: str) -> list[int]:

@@ -8,6 +8,7 @@ message says nothing at all is one message inside looked at, for people forward 
 from __future__ import annotations
 
 import re
+from functools import cached_property
 
 import msgspec
 
@@ -122,15 +123,24 @@ class _Message:
         sender = addresses_in(headers.words("from"), 1)
         self.sender = sender[0] if sender else ""
 
+    @cached_property
+    def _notice(self) -> Notice:
+        return Notice(self.text)
+
     def report(self, report: Report) -> Feedback:
         """A delivery report by its fields, completed from its words."""
-        notice = Notice(self.text)
-        recipients = [self._completed(recipient, notice, len(report.recipients)) for recipient in report.recipients]
+        recipients = [self._completed(recipient, len(report.recipients)) for recipient in report.recipients]
         worst = min((recipient.action for recipient in recipients), key=_rank)
         return self._feedback(_KIND[worst], tuple(recipients), mta=report.reporting_mta, message_id=report.message_id)
 
-    def _completed(self, recipient: Recipient, notice: Notice, count: int) -> Recipient:
+    def _completed(self, recipient: Recipient, count: int) -> Recipient:
         """`recipient` with the address and the reason that the fields lack and the words have."""
+        lacks_reason = not recipient.diagnostic or (not recipient.reply.code and len(recipient.diagnostic) < 4)
+        if recipient.address and not lacks_reason:
+            if recipient.stage is Stage.NONE and recipient.reply.code and count == 1:
+                return msgspec.structs.replace(recipient, stage=stage_in(self.text))
+            return recipient
+        notice = self._notice
         address, origin = recipient.address, recipient.origin
         if not address:
             named = self._named()
@@ -142,7 +152,7 @@ class _Message:
                 if count == 1 and told:
                     address, origin = told[0].address, told[0].origin
         reply, status, diagnostic, stage = recipient.reply, recipient.status, recipient.diagnostic, recipient.stage
-        if (not diagnostic or (not reply.code and len(diagnostic) < 4)) and self.text:
+        if lacks_reason and self.text:
             told = read_notice(notice, ours=frozenset(), returned_to=(), named=())
             wanted = {fold(address), fold(recipient.original)}
             mine = [one for one in told if fold(one.address) in wanted] or (told if count == len(told) == 1 else [])
@@ -153,18 +163,10 @@ class _Message:
                 quoted = enhanced_in(words)
                 if quoted and (not status or status.endswith(".0.0")):
                     status = quoted
-        if stage is Stage.NONE and self.text:
-            stage = stage_in(notice.words[:8000])
-        return Recipient(
-            address=address,
-            original=recipient.original,
-            action=recipient.action,
-            status=status,
-            reply=reply,
-            diagnostic=diagnostic,
-            remote_mta=recipient.remote_mta,
-            stage=stage,
-            origin=origin,
+        if stage is Stage.NONE and count == 1:
+            stage = stage_in(notice.words)
+        return msgspec.structs.replace(
+            recipient, address=address, status=status, reply=reply, diagnostic=diagnostic, stage=stage, origin=origin
         )
 
     def complaint(self, fields: str) -> Feedback:

@@ -19,7 +19,7 @@ _ADDRESS = re.compile(ADDRESS)
 
 # Text of another script right behind an address: no top-level domain mixes the two.
 _MIXED_END = re.compile(r"([A-Za-z0-9-]{2,})[^\x00-\x7f]+\Z")
-_CODE = re.compile(r"(?<![\w.:/@#\[(+-])([245]\d\d)(?=[ \t\-:;,<\"']|\Z)")
+_CODE = re.compile(r"(?<![\w.:/@#+-])([245]\d\d)(?=[ \t\-:;,<\"']|\Z)")
 _CODE_BEFORE_HASH = re.compile(r"(?<![\w.])([45]\d\d)(?= ?#?[245]\.\d)")
 _ENHANCED = re.compile(r"(?<![\w.:/\[-])([245]\.\d{1,2}\.\d{1,3})(?![\w.]*\w|\])")
 _REPEATED = re.compile(r"(?<=\s)([245]\d\d)-(?:[245]\.\d{1,3}\.\d{1,3})?\s*")
@@ -29,15 +29,21 @@ _SMTPISH = re.compile(
     r"error_code :?(\d{3})|status[ :=]+(\d{3})\b", re.I
 )
 
-_STAGES = (
-    (Stage.RCPT, r"in reply to (?:end of )?rcpt|after rcpt|(?:>>>\s*)rcpt to|\[rcpt_to\]|our rcpt to|not like recipient|in rcpt to|for rcpt|rcpt command|command: rcpt"),
-    (Stage.MAIL, r"in reply to mail|after (?:pipelined )?mail from|(?:>>>\s*)mail from|\[mail_from\]|our mail from|sender was rejected|in mail from|for mail from|mail command"),
-    (Stage.CONTENT, r"in reply to end of data|after end of data|final data|after (?:sending )?data\b.{0,20}end|failed after i sent the message|for text command|after pipelined end of data|end-of-data|after i sent the message|\[bodysent\]|after message body"),
-    (Stage.DATA, r"in reply to data|after data|(?:>>>\s*)data\b|\[data\]|our data\b|in data\b|for data|data command|command: data"),
-    (Stage.EHLO, r"in reply to (?:ehlo|helo)|after (?:ehlo|helo)|(?:>>>\s*)(?:ehlo|helo)|my name was rejected|our (?:ehlo|helo)"),
-    (Stage.CONNECT, r"initial connection|refused to talk to me|greeting|banner|while connecting"),
-)
-_STAGE = [(stage, re.compile(words, re.I)) for stage, words in _STAGES]
+# In the order they are asked: a transcript that reached RCPT went past MAIL, so the later command is told first.
+_STAGES: tuple[tuple[Stage, tuple[str, ...]], ...] = (
+    (Stage.RCPT, ("in reply to rcpt", "in reply to end of rcpt", "after rcpt", ">>> rcpt to", "[rcpt_to]", "our rcpt to",
+                  "not like recipient", "in rcpt to", "for rcpt", "rcpt command", "command: rcpt")),
+    (Stage.MAIL, ("in reply to mail", "after mail from", "after pipelined mail from", ">>> mail from", "[mail_from]",
+                  "our mail from", "sender was rejected", "in mail from", "for mail from", "mail command")),
+    (Stage.CONTENT, ("in reply to end of data", "after end of data", "final data", "failed after i sent the message",
+                     "for text command", "after pipelined end of data", "end-of-data", "after i sent the message",
+                     "[bodysent]", "after message body", "message text")),
+    (Stage.DATA, ("in reply to data", "after data", ">>> data", "[data]", "our data", "in data", "for data", "data command",
+                  "command: data")),
+    (Stage.EHLO, ("in reply to ehlo", "in reply to helo", "after ehlo", "after helo", ">>> ehlo", ">>> helo",
+                  "my name was rejected", "our ehlo", "our helo")),
+    (Stage.CONNECT, ("initial connection", "refused to talk to me", "greeting", "while connecting")),
+)  # fmt: skip
 
 
 def squeezed(text: str, most: int = MAX_DIAGNOSTIC) -> str:
@@ -97,9 +103,11 @@ def enhanced_in(text: str) -> str:
 
 def stage_in(text: str) -> Stage:
     """The command that was answered, where the reporting host says so."""
-    for stage, words in _STAGE:
-        if words.search(text):
-            return stage
+    lowered = " ".join(text[:8000].lower().split())
+    for stage, words in _STAGES:
+        for word in words:
+            if word in lowered:
+                return stage
     return Stage.NONE
 
 
@@ -118,8 +126,9 @@ def tidy(address: str) -> str:
     address = address.strip().strip("<>").strip()
     if address.startswith(("'", "`")) and not address.startswith('"'):
         address = address.lstrip("'`")
-    if address.lower().startswith("mailto:"):
-        address = address[7:]
+    for prefix in ("mailto:", "smtp=", "rfc822=", "smtp:"):  # X.400's `dda:SMTP=ann@example.org` among them
+        if address.lower().startswith(prefix):
+            address = address[len(prefix) :]
     address = _MIXED_END.sub(r"\1", address)
     return address.rstrip(".,;:'")
 

@@ -100,7 +100,7 @@ _LABELLED = re.compile(
       | rcpt[ ]to | rcpt | addressed\ to | undeliverable\ (?:message\ )?to | (?:re)?deliver\w*\ (?:(?:of\ )?(?:the\ |your\ )?(?:message|mail|e-?mail)\ )?(?:to|for)
       | (?:sent|sending|send|message|mail|e-?mail|forwarded|delivery|transmitted|write|writing|wrote)\ to(?:\ the\ (?:following\ )?(?:address|recipient|user))? | delivery\ userid
       | failed(?:\ after)?\ \d+\ attempts? | (?:e-?mail\ )?address(?:ee)? | mailbox | user(?:name|id)? | account | mailing\ list | message-id\ in
-      | destinatario | destinataire | destinatário | empfänger(?:adresse)? | ontvanger | odbiorca | mottagare | получател[ьюя] | адрес(?:ат)?
+      | smtp | receiver(?:'s)?(?: address)? | destinatario | destinataire | destinatário | empfänger(?:adresse)? | ontvanger | odbiorca | mottagare | получател[ьюя] | адрес(?:ат)?
       | 宛先 | あて先 | 送信先 | 收件人 | 수신자 | to | an | à | para
     )[ \t]*(?:[:：=]|\ is\b)?[ \t]*["'<(\[]{{0,2}}(?:mailto:)?(?P<address>{ADDRESS})""",
     re.I | re.X,
@@ -108,6 +108,7 @@ _LABELLED = re.compile(
 _REPLY_LINE = re.compile(r"^[ \t]*(?:<{3}[ \t]*|[A-Za-z0-9 .:]{0,40}said:[ \t]*)?[45]\d\d[ \-:]", re.M)
 _REPLY_TO = re.compile(rf"[^\n]{{0,60}}?[45]\d\d\S*\s+(?:[45]\.\d+\.\d+\s+)?[<\"]?({ADDRESS})")
 _BEGINS_DIALOGUE = re.compile(r"\s*(?:>>>|(?:\.\.\. ?)?while talking to)", re.I)
+_ANSWER = re.compile(r"\s*(<<<|\w{0,10}\s?>>>)?\s*[245]\d\d[ -]")
 _GENERATED = re.compile(r"generated (?:from|by)|expanded from|originally|on behalf of|contact|questions|assistance|envelope[- ]from|^\s*from\b|mail from|sender|postmaster at", re.I)
 
 
@@ -147,13 +148,15 @@ def read_notice(notice: Notice, *, ours: frozenset[str], returned_to: tuple[str,
     from a header made for it (X-Failed-Recipients), `returned_to` from the returned message's To.
     """
     action = Action.DELAYED if notice.is_delay else Action.FAILED
-    for places in (_introduced, _led, _dialogue, _labelled):
+    for places in (_introduced, _led, _dialogue, _labelled, _alone):
         found = places(notice)
         chosen = [place for place in found if fold(place[0]) not in ours]
         if not chosen and not named and places is not _introduced:
             chosen = found
         if chosen and places is not _led and named:
             chosen = [place for place in chosen if fold(place[0]) in {fold(name) for name in named}]
+        if places is _alone and len({fold(place[0]) for place in chosen} - ours) != 1:
+            continue
         if chosen and places is _labelled:
             # Labels are the weakest sign: where the returned message confirms some, the others are talk.
             confirmed = [place for place in chosen if fold(place[0]) in {fold(to) for to in returned_to}]
@@ -209,7 +212,7 @@ def _led(notice: Notice) -> list[tuple[str, str]]:
     at = 0
     for line in notice.words.split("\n"):
         start, at = at, at + len(line) + 1
-        if "@" not in line or (0 <= notice.introduction and at <= notice.introduction) or len(line) > _MAX_LINE:
+        if "@" not in line or (notice.introduction >= 0 and at <= notice.introduction) or len(line) > _MAX_LINE:
             continue
         found = _LED.match(line)
         if found is None or not _FOLLOWS_ADDRESS.match(found["rest"]):
@@ -231,6 +234,10 @@ def _led(notice: Notice) -> list[tuple[str, str]]:
     for number, (address, _start, end) in enumerate(merged):
         until = merged[number + 1][1] if number + 1 < len(merged) else len(notice.words)
         result.append((address, notice.words[end:until]))
+    preface = notice.words[max(0, notice.introduction) : merged[0][1]]
+    if reply_in(preface).code and not any(reply_in(words).code for _, words in result):
+        # "Could not be delivered because of / 550 5.1.1 ... / The following recipients were affected:"
+        return [(address, f"{preface}\n{words}") for address, words in result]
     # An indented list: lines that stand further left or are a plain mention in prose are not part of it.
     if all(len(words.strip()) == 0 for _, words in result[:-1]) and len(result) > 1:
         shared = result[-1][1]
@@ -262,8 +269,10 @@ def _dialogue(notice: Notice) -> list[tuple[str, str]]:
     for line in notice.words.split("\n"):
         if len(line) > _MAX_LINE:
             continue
-        if answering and line.lstrip().startswith("<<<"):
+        if answering and (answer := _ANSWER.match(line)):
             words[answering].append(line)
+            if answer[1] is None:  # a bare reply answers once, what follows is the reporting host's own
+                answering = ""
             continue
         if _BEGINS_DIALOGUE.match(line):
             before = []
@@ -291,6 +300,12 @@ def _recipient_of(line: str) -> tuple[str, bool]:
         named = _REPLY_TO.match(line)
         return (tidy(named[1]), False) if named else ("", False)
     return "", False
+
+
+def _alone(notice: Notice) -> list[tuple[str, str]]:
+    """The only address of a short notice, behind a colon or in brackets: `User mailbox exceeds allowed size: a@b`."""
+    found = addresses_in(notice.words[:8000], 12)
+    return [(address, notice.words) for address in found if re.search(rf"[:<(\[]\s?{re.escape(address)}", notice.words)]
 
 
 def _labelled(notice: Notice) -> list[tuple[str, str]]:
