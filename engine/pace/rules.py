@@ -76,7 +76,7 @@ _ENHANCED = re.compile(r"(?<![\d.])([245]\.\d{1,3}\.\d{1,3})(?![\d.]*\d)")
 _ADDRESS = re.compile(r"<?[^\s<>@\"()\[\],;:]{1,64}@[\w.-]{3,255}>?")
 _IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)|(?<![\w:])(?:[0-9a-f]{1,4}:){3,}[0-9a-f:]+", re.I)
 # Queue ids and session tokens: twelve or more letters and digits, mixed. `RL000001`, `OFR004_104` are shorter.
-_TOKEN = re.compile(r"\b(?=\w*\d)(?=\w*[a-z])\w{12,}(?:[.-]\w+)*", re.I)
+_TOKEN = re.compile(r"\b(?=\w*\d)(?=\w*[a-z])\w{12,}(?:-\w*\d\w*|\.\d+)*", re.I)
 _SPACE = re.compile(r"\s+")
 _HINT = re.compile(
     r"(?:\b(?:in|after|for|wait|within|until|delay(?:ed)?(?: of)?)\s+|\()"
@@ -85,7 +85,7 @@ _HINT = re.compile(
     re.I,
 )
 _LONGEST_HINT_S = 86_400.0
-_TEXT_LIMIT = 2_000
+_TEXT_LIMIT = 1_000
 _REMEMBERED = 8_192
 
 
@@ -165,8 +165,7 @@ class RuleBook:
             table[code] = [
                 rule
                 for rule in self.rules
-                if (not rule.codes or code in rule.codes)
-                and (not rule.providers or provider in rule.providers)
+                if (not rule.codes or code in rule.codes) and (not rule.providers or provider in rule.providers)
             ]
         return table[code]
 
