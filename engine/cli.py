@@ -13,6 +13,9 @@ from engine.errors import EngineError, Exit
 # command -> (module, function); modules load only when their command is asked for, so that `engine --help` is quick
 # and a missing extra is felt only by the command that needs it.
 COMMANDS: dict[str, tuple[str, str]] = {
+    "merge-logs": ("engine.commands.results", "merge_logs"),
+    "report": ("engine.commands.results", "report"),
+    "retry-list": ("engine.commands.results", "retry_list"),
     "sink": ("engine.commands.sink", "sink"),
 }
 
