@@ -14,6 +14,8 @@ from engine.errors import EngineError, Exit
 # and a missing extra is felt only by the command that needs it.
 COMMANDS: dict[str, tuple[str, str]] = {
     "sink": ("engine.commands.sink", "sink"),
+    "bounces": ("engine.commands.bounces", "bounces"),
+    "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 
 

@@ -114,9 +114,10 @@ def classify(
     rules: RuleBook,
     *,
     named: Named | None = None,
+    sure: bool = True,
     provider_of: ProviderOf = no_provider,
 ) -> list[Finding]:
-    """What `feedback` says of each recipient; `named` is what a checked token in it says."""
+    """What `feedback` says of each recipient; `named` is the row it is about, `sure` if a checked token says so."""
     match feedback.kind:
         case Kind.DELIVERY_REPORT | Kind.DELAY | Kind.DELIVERED | Kind.RELAYED | Kind.EXPANDED:
             findings = [_reported(one, feedback, rules, provider_of) for one in feedback.recipients]
@@ -126,16 +127,16 @@ def classify(
             findings = []
     if named is None:
         return [finding for finding in findings if finding.address]
-    return _about(named, findings or [_spoken(None, feedback)])
+    return _about(named, findings or [_spoken(None, feedback)], sure)
 
 
-def _about(named: Named, findings: list[Finding]) -> list[Finding]:
+def _about(named: Named, findings: list[Finding], sure: bool) -> list[Finding]:
     """The findings of a message whose token names one row: one message of ours has one recipient.
 
     A forward may have given it another address, so the row counts and the reported address is only told. Of several
     reported recipients (an expanded alias) the row is as well off as the best of them.
     """
-    best = min(findings, key=lambda one: (one.verdict is Verdict.REJECTED, not one.hard is False))
+    best = min(findings, key=lambda one: (one.verdict is Verdict.REJECTED, one.hard))
     if named.address:
         wanted = named.address.casefold()
         mine = [one for one in findings if one.address.casefold() == wanted]
@@ -148,7 +149,7 @@ def _about(named: Named, findings: list[Finding]) -> list[Finding]:
             row=named.row,
             is_test=named.is_test,
             address=named.address or best.address,
-            confidence=Confidence.CERTAIN,
+            confidence=Confidence.CERTAIN if sure else best.confidence,
         )
     ]
 
