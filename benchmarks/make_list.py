@@ -128,8 +128,7 @@ def write_suppressions(path: Path, list_rows: int, count: int, *, seed: int) -> 
     inside = int(count * 0.4)
     step = max(1, list_rows // _SLICE)
     found = [
-        rows(start, size, seed=seed, clean=False).head(inside // step + 1)
-        for start, size in _slices(0, list_rows)
+        rows(start, size, seed=seed, clean=False).head(inside // step + 1) for start, size in _slices(0, list_rows)
     ]
     known = pl.concat(found)["email"].head(inside)
     others = pl.Series("email", [f"gone.{number}@elsewhere.example" for number in range(count - len(known))])

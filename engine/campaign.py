@@ -87,7 +87,9 @@ def fingerprint(*parts: bytes) -> str:
 def frozen_fingerprint(settings: Settings) -> str:
     """The fingerprint of the settings that are frozen at `plan`: all but the live tables."""
     frozen = {
-        name: value for name, value in msgspec.structs.asdict(settings).items() if name not in Settings.LIVE | {"control"}
+        name: value
+        for name, value in msgspec.structs.asdict(settings).items()
+        if name not in Settings.LIVE | {"control"}
     }
     return fingerprint(msgspec.json.Encoder(enc_hook=encode_custom, order="sorted").encode(frozen))
 

@@ -1,4 +1,4 @@
-"""Which machine this is, and which boot of it. Recorded with every log, so that a copied folder is told from its original.
+"""Which machine this is, and which boot of it. Recorded with every log, to tell a copied folder from its original.
 
 Linux: /etc/machine-id and /proc/sys/kernel/random/boot_id. macOS: the hardware UUID's stand-in, the host name, and
 `kern.boottime`. Both are hashed: an id that identifies a machine to strangers has no business in a log that is shared.
@@ -31,6 +31,8 @@ def boot_id() -> str:
         return _short(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     except OSError:
         if sys.platform == "darwin":
-            told = subprocess.run(["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False)
+            told = subprocess.run(
+                ["/usr/sbin/sysctl", "-n", "kern.boottime"], capture_output=True, text=True, check=False
+            )
             return _short(told.stdout)
         return _short("unknown boot")

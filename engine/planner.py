@@ -10,6 +10,7 @@ import glob
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -166,9 +167,7 @@ def _compare(first: pa.Schema, other: pa.Schema, first_path: str, path: str) -> 
         if theirs is None:
             raise ColumnMissing(file=path, column=name, nearest=f" ({first_path} has it)")
         if _family(theirs.type) != _family(field.type):
-            raise ColumnTypesDiffer(
-                column=name, file=path, found=theirs.type, first=first_path, expected=field.type
-            )
+            raise ColumnTypesDiffer(column=name, file=path, found=theirs.type, first=first_path, expected=field.type)
 
 
 def _family(kind: pa.DataType) -> str:
@@ -196,7 +195,7 @@ def sample_mixing(shape: ListShape) -> Mixing:
         column = file.read_row_group(g, columns=[name], use_threads=False).column(0)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        if not _family(column.type) == "text":
+        if _family(column.type) != "text":
             empty += len(column)
             continue
         addresses = pc.utf8_trim_whitespace(pc.fill_null(column, ""))
@@ -264,4 +263,4 @@ def cut_partitions(batches: Sequence[Batch], partitions: int) -> list[Partition]
             after += 1 if ends[after] - goal <= goal - before else 0
         cuts.append(max(cuts[-1], min(after, len(batches))))
     cuts.append(len(batches))
-    return [Partition(first, last - first) for first, last in zip(cuts, cuts[1:], strict=False)]
+    return [Partition(first, last - first) for first, last in pairwise(cuts)]

@@ -73,6 +73,11 @@ def _first_line(problem: BaseException) -> str:
     return str(problem).splitlines()[0] if str(problem) else type(problem).__name__
 
 
+def first_texts(rows: Sequence[Row]) -> list[str | None]:
+    """The first value of each row, the address, as text; a column of another type has no address in it."""
+    return [value if isinstance(value, str) else None for value, *_ in rows]
+
+
 class RowReader:
     """Reads the planned list. `columns` are in the order in which a row's values come."""
 
@@ -156,5 +161,7 @@ def _repeats(file: pq.ParquetFile, column: str) -> bool:
         chunk = group.column(index)
         if chunk.path_in_schema == column:
             # A dictionary that the writer gave up on leaves data pages in PLAIN as well.
-            return bool(chunk.has_dictionary_page and set(chunk.encodings) <= {"RLE_DICTIONARY", "PLAIN_DICTIONARY", "RLE"})
+            return bool(
+                chunk.has_dictionary_page and set(chunk.encodings) <= {"RLE_DICTIONARY", "PLAIN_DICTIONARY", "RLE"}
+            )
     return False

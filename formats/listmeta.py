@@ -1,8 +1,8 @@
 """What `engine prepare` writes into the list's Parquet metadata, so that `plan` and `inspect` need no scan.
 
-Bytes: the file's key-value metadata has the key `rowpost`, its value UTF-8 JSON of `ListMeta`. Counts are over the whole
-file. `domain_rows` holds the 10,000 largest domains, `other_domains` and `other_rows` the rest, so that the sum is `rows`.
-A reader takes a file without the key, or of another format, for a list that nobody prepared.
+Bytes: the file's key-value metadata has the key `rowpost`, its value UTF-8 JSON of `ListMeta`. Counts are over the
+whole file. `domain_rows` holds the 10,000 largest domains, `other_domains` and `other_rows` the rest, so that the sum
+is `rows`. A reader takes a file without the key, or of another format, for a list that nobody prepared.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class ListMetaError(ValueError):
 class Mixing(msgspec.Struct, frozen=True, kw_only=True):
     """How evenly the list is mixed. Deviations are in percentage points of the share of one domain (or provider).
 
-    `worst_500` is the largest deviation of any big domain's share in any 500 successive rows from its share of the whole
-    list; `worst_10000` likewise. `longest_run` counts successive rows of one domain. "Big" is one row in a hundred.
+    `worst_500` is the largest deviation of any big domain's share in any 500 successive rows from its share of the
+    whole list; `worst_10000` likewise. `longest_run` counts successive rows of one domain. "Big" is one row in a
+    hundred.
     """
 
     worst_500: float

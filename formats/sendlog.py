@@ -22,7 +22,7 @@ process start, never appended to after a restart. The schema's metadata is the h
 the batch's own end with the seal's digits read as zeros, then the batch's number. pyarrow reads most flipped bits
 without noticing, and takes a cut on a message border or a tail of zeros for a clean end (measured: 285 of 500 flips in
 lz4 bodies silent); the seal tells. A log that was closed properly ends in an empty batch with `end` = "1" in its
-metadata. What follows the last good seal is thrown away, so a batch is durable once its write was synced, and not before.
+metadata. What follows the last good seal is thrown away: a batch is durable once its write was synced, not before.
 
 `row` and `serial` never shrink their width; times are UTC microseconds.
 """
@@ -154,6 +154,10 @@ class Encoder:
         columns = zip(*records, strict=True)
         arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         return self._sealed(pa.RecordBatch.from_arrays(arrays, schema=self._schema), {"seal": _SEAL_BLANK})
+
+    def columns(self, batch: pa.RecordBatch) -> bytes:
+        """The same for records that are columns of SCHEMA already."""
+        return self._sealed(batch.replace_schema_metadata(self._schema.metadata), {"seal": _SEAL_BLANK})
 
     def end(self) -> bytes:
         """The bytes that close the log: an empty batch that says so, and Arrow's end of stream."""

@@ -99,7 +99,17 @@ class SqliteStore:
 
     def register(self, incarnation: Incarnation) -> None:
         i = incarnation
-        values = (i.id, i.sender, i.host_id, i.boot_id, i.pid, i.partition, i.started_at_us, i.renewed_at_us, i.lease_us)
+        values = (
+            i.id,
+            i.sender,
+            i.host_id,
+            i.boot_id,
+            i.pid,
+            i.partition,
+            i.started_at_us,
+            i.renewed_at_us,
+            i.lease_us,
+        )
         with self._writing() as db:
             db.execute(self._sql["register"], values)
 
@@ -148,6 +158,9 @@ class SqliteStore:
     def begun(self, partition: int) -> list[ClaimedBatch]:
         return [ClaimedBatch(*row) for row in self._read("begun", partition)]
 
+    def owners(self, partition: int) -> dict[int, str]:
+        return dict(self._read("owners", partition))
+
     def done(self, incarnation: str, batch: int) -> None:
         with self._writing() as db:
             db.execute(self._sql["done"], (batch, incarnation))
@@ -158,9 +171,6 @@ class SqliteStore:
 
     def batches(self) -> list[BatchTally]:
         return [BatchTally(*row) for row in self._read("batch_states")]
-
-    def hosts_with_claims(self) -> set[str]:
-        return {host for (host,) in self._read("started_elsewhere")}
 
     def decide(self, decisions: list[Decision]) -> None:
         with self._writing() as db:

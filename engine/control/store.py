@@ -135,6 +135,9 @@ class Store(Protocol):
     def begun(self, partition: int) -> list[ClaimedBatch]:
         """The partition's batches that were claimed once and are not done: their rows' states are in logs."""
 
+    def owners(self, partition: int) -> dict[int, str]:
+        """Of the partition's batches that are not done: which incarnation had them last."""
+
     def done(self, incarnation: str, batch: int) -> None:
         """Each row of the batch has its outcome, or is held in doubt."""
 
@@ -143,9 +146,6 @@ class Store(Protocol):
 
     def batches(self) -> list[BatchTally]:
         """Batches by partition and state."""
-
-    def hosts_with_claims(self) -> set[str]:
-        """Host ids whose incarnations have started batches that are not done."""
 
     def decide(self, decisions: list[Decision]) -> None:
         """Record the operator's words. A `resend` stands for ever: its message may be on the way."""

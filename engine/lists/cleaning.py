@@ -21,7 +21,7 @@ CANONICAL, DOMAIN, HARD, PROBLEM = "__canonical", "__domain", "__hard", "__probl
 
 
 def plain_parts(rows: pl.LazyFrame, column: str) -> pl.LazyFrame:
-    """`rows` with `__canonical` and `__domain` of the plain addresses, and the trimmed text of the others in `__hard`."""
+    """`rows` with `__canonical` and `__domain` of plain addresses; the trimmed text of the others in `__hard`."""
     text = pl.col("__text")
     is_plain = (text.str.len_bytes() <= PLAIN_MOST) & text.str.contains(PLAIN_PATTERN)
     key = pl.col(CANONICAL)
@@ -66,7 +66,7 @@ def settle(batch: pl.DataFrame, column: str, *, fold_local: bool = True) -> pl.D
 
 
 def clean_addresses(raw: pl.Series) -> pl.Series:
-    """Valid addresses as they are written into the list: trimmed, the domain as lower-case A-labels, the local part kept."""
+    """Valid addresses as the list has them: trimmed, the domain as lower-case A-labels, the local part as it was."""
     text = raw.cast(pl.String).str.strip_chars(_TRIMMED)
     lower = text.str.to_lowercase()
     changed = ((lower != text) | (lower.str.len_bytes() != lower.str.len_chars())).arg_true()

@@ -1,8 +1,8 @@
 """Lists from CSV and TSV: every value as the text that stands there, unless `types` says more.
 
 "007" stays "007" and 9007199254740993 keeps its last digit, because nothing is guessed. A record with too many or too
-few values is left out and reported with its line; a blank line is a row without an address. RFC 4180, and what exports do
-besides: byte-order marks, cp1252, UTF-16, semicolons, gzip and zstd.
+few values is left out and reported with its line; a blank line is a row without an address. RFC 4180, and what
+exports do besides: byte-order marks, cp1252, UTF-16, semicolons, gzip and zstd.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ def _stage(
 ) -> tuple[int, int]:
     unknown = sorted(set(types) - set(names))
     if unknown:
-        raise ListUnreadable(file=path, problem=f"no column {unknown[0]!r} to give a type to; it has {', '.join(names)}")
+        raise ListUnreadable(
+            file=path, problem=f"no column {unknown[0]!r} to give a type to; it has {', '.join(names)}"
+        )
     convert = pcsv.ConvertOptions(
         column_types={name: TYPES[types.get(name, "text")] for name in names},
         strings_can_be_null=True,
@@ -101,10 +103,14 @@ def _stage(
     parse = pcsv.ParseOptions(
         delimiter=mark, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=ragged
     )
-    read = pcsv.ReadOptions(column_names=names, skip_rows=0, skip_rows_after_names=1, block_size=block, use_threads=False)
+    read = pcsv.ReadOptions(
+        column_names=names, skip_rows=0, skip_rows_after_names=1, block_size=block, use_threads=False
+    )
     with _open(path) as file:
         stream: Any = file if encoding == "utf-8" else Utf8Stream(file, encoding)
-        reader = pcsv.open_csv(pa.PythonFile(stream, "r"), read_options=read, parse_options=parse, convert_options=convert)
+        reader = pcsv.open_csv(
+            pa.PythonFile(stream, "r"), read_options=read, parse_options=parse, convert_options=convert
+        )
         return stage(reader, reader.schema, work / f"{path.name}.arrow")
 
 
@@ -130,7 +136,7 @@ class _Ragged:
 def _open(path: Path) -> BinaryIO:
     """The file's bytes, decompressed."""
     try:
-        file = open(path, "rb")
+        file = open(path, "rb")  # noqa: SIM115  handed on
     except OSError as problem:
         raise ListUnreadable(file=path, problem=problem.strerror) from None
     start = file.read(4)
@@ -151,7 +157,9 @@ def _sniff_delimiter(head: str) -> str:
 def _names(path: Path, head: str, mark: str) -> list[str]:
     import csv
 
-    names = [name.strip().strip("\ufeff") for name in next(csv.reader(head.splitlines(keepends=True), delimiter=mark), [])]
+    names = [
+        name.strip().strip("\ufeff") for name in next(csv.reader(head.splitlines(keepends=True), delimiter=mark), [])
+    ]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ListUnreadable(file=path, problem=f"two columns are named {twice[0]!r}", next="Rename one in the header.")
@@ -167,7 +175,7 @@ def _in_words(problem: Exception) -> str:
 
 
 def _with_lines(path: Path, encoding: str, mark: str, rejected: list[Rejected]) -> Iterator[Rejected]:
-    """Record numbers become line numbers, which differ once a quoted value holds a newline. A second pass, if needed."""
+    """Record numbers become line numbers, which differ once a quoted value holds a newline.."""
     if not rejected:
         return
     wanted = {one.row + 1 for one in rejected}
@@ -191,5 +199,10 @@ def _with_lines(path: Path, encoding: str, mark: str, rejected: list[Rejected]) 
             lines[record] = line
     for one in rejected:
         yield Rejected(
-            file=one.file, row=one.row, line=lines.get(one.row + 1), value=one.value, reason=one.reason, detail=one.detail
+            file=one.file,
+            row=one.row,
+            line=lines.get(one.row + 1),
+            value=one.value,
+            reason=one.reason,
+            detail=one.detail,
         )

@@ -1,10 +1,10 @@
 """The order of the list: every domain spread evenly over it, so that no provider waits while another is flooded.
 
-Two levels. *First*, a row's key is (rank within its domain + u) / rows of its domain, u by chance for each domain; the
-keys in [0, 1) are cut into stretches of about a million rows. *Second*, within a stretch every domain (or provider) with
-more than a row in 5,000 of the list is ranked anew, and all the small ones together as one: taken alone, small domains
-arrive like raindrops and displace the big ones (measured: a window of 500 rows was off by 3.4 points for the biggest
-domain with the first level alone, by 1.4 with both).
+Two levels. *First*, a row's key is (rank within its domain + u) / rows of its domain, u by chance for each domain;
+the keys in [0, 1) are cut into stretches of about a million rows. *Second*, within a stretch every domain (or
+provider) with more than a row in 5,000 of the list is ranked anew, and all the small ones together as one: taken
+alone, small domains arrive like raindrops and displace the big ones (measured: a window of 500 rows was off by 3.4
+points for the biggest domain with the first level alone, by 1.4 with both).
 
 Pure: arrays in, arrays out; chance comes from a seed.
 """
@@ -105,7 +105,7 @@ def _first_key(
 
 
 def _second_groups(of_domain: Groups, counts: npt.NDArray[np.uint32], total: int) -> Groups:
-    """Each domain's group of the second level: 0 for all the small ones, else a number of its own (or its provider's)."""
+    """Each domain's group of the second level: 0 for all small ones, else a number of its own (or its provider's)."""
     rows = np.bincount(of_domain, weights=counts)
     big = np.flatnonzero(rows > total * _BIG_SHARE)
     number = np.zeros(len(rows), dtype=np.uint32)
@@ -186,6 +186,7 @@ class MixingMeter:
 
     def result(self) -> Mixing:
         """The figures. A list shorter than a window has a deviation of 0 there."""
+
         def name(window: int) -> str:
             group = self._worst[window][1]
             return self._names[group] if group >= 0 else ""

@@ -28,7 +28,7 @@ class ListUnreadable(EngineError):
     exit_code = Exit.LIST
     hint = "{next}"
 
-    def __init__(self, *, file: object, problem: object, next: str = "Correct the file, or export it again.") -> None:  # noqa: A002
+    def __init__(self, *, file: object, problem: object, next: str = "Correct the file, or export it again.") -> None:
         super().__init__(file=file, problem=str(problem).strip().rstrip("."), next=next)
 
 

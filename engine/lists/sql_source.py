@@ -77,7 +77,7 @@ def _stage_adbc(connection: Any, query: str, path: Path) -> tuple[int, int]:
 
 
 def _plain(schema: pa.Schema, batches: Any) -> tuple[Iterator[pa.RecordBatch], pa.Schema]:
-    """Batches whose types polars knows: what a driver could not map (an enum, a citext) becomes its storage, text if it is.
+    """Batches whose types polars knows: what a driver could not map (an enum, a citext) becomes its storage, as text.
 
     ADBC's SQLite driver also sends a column without any value as type null.
     """

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
-import struct
-from collections import deque
 from collections.abc import Coroutine
-from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from engine.rehearse.connection import Connection, Mode
 from engine.rehearse.content import ContentReader
 from engine.rehearse.login import Login
 from engine.rehearse.steering import Act, Kind, Phase
@@ -30,21 +27,8 @@ from formats.reply import Reply
 if TYPE_CHECKING:
     import ssl
 
-LINE_LIMIT = 12_288  # RFC 4954 §4.4: base64 of authentication may take that much; other lines are shorter
-BUFFER_BYTES = 65_536
 _PATH = re.compile(rb"\s*<?((?:\"(?:[^\"\\\r\n]|\\.)*\"|[^\s<>\"])*)>?\s*(.*)\Z", re.DOTALL)
 _NO_RECIPIENT = Reply(554, "5.5.1 No valid recipients")
-
-
-class Mode(Enum):
-    """What the next bytes are."""
-
-    COMMAND = auto()
-    CONTENT = auto()  # behind 354
-    CHUNK = auto()  # behind BDAT
-    ANSWER = auto()  # to an AUTH challenge
-    DEAF = auto()  # whatever comes is thrown away
-    OVER = auto()
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +83,11 @@ class Host(Protocol):
         """The sender broke a rule of SMTP."""
 
 
-class Conversation(asyncio.BufferedProtocol):
-    """One connection."""
+class Conversation(Connection):
+    """One connection that speaks SMTP."""
 
     def __init__(self, host: Host, number: int) -> None:
+        super().__init__(delay_s=host.offer.delay_s, enhanced_status_codes=host.offer.enhanced_status_codes)
         self.host = host
         self.offer = host.offer
         self.number = number
@@ -114,24 +99,12 @@ class Conversation(asyncio.BufferedProtocol):
         self.sender: bytes | None = None
         self.recipients: list[bytes] = []
         self._acts: list[Act] = []  # what recipients asked for in later phases
-        self._mode = Mode.COMMAND
-        self._held = False  # a reply is being waited with; nothing behind it may be read
-        self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
-        self._buffer = bytearray(BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._start = self._end = 0
-        self._out: list[bytes] = []
-        self._delayed: deque[tuple[bytes, str]] = deque()
-        self._trickling = False
         self._reader = ContentReader(self.offer.size_limit)
         self._chunk_left = 0
         self._chunk_is_last = False
         self._in_chunks = False
         self._chunks_refused = False
         self._login: Login | None = None
-
-    # -- the connection ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -153,164 +126,17 @@ class Conversation(asyncio.BufferedProtocol):
         self._delayed.clear()
         self.host.closed(self)
 
-    def eof_received(self) -> bool:
-        return False
+    def _before_writing(self) -> None:
+        self.host.flush()
 
-    def cut(self) -> None:
-        """Close at once."""
-        self._mode = Mode.OVER
-        if self._transport is not None:
-            self._transport.abort()
+    # -- commands ------------------------------------------------------------------------------------------------
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._end :]
-
-    def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
-        self._run()
-
-    def _run(self) -> None:
-        while not self._held and self._start < self._end:
-            match self._mode:
-                case Mode.COMMAND | Mode.ANSWER:
-                    if not self._read_line():
-                        break
-                case Mode.CONTENT:
-                    self._read_content()
-                case Mode.CHUNK:
-                    self._read_chunk()
-                case Mode.DEAF | Mode.OVER:
-                    self._start = self._end
-        if self._start == self._end:
-            self._start = self._end = 0
-        elif self._end == BUFFER_BYTES:
-            rest = self._end - self._start
-            self._buffer[:rest] = self._buffer[self._start : self._end]
-            self._start, self._end = 0, rest
-            if rest == BUFFER_BYTES and self._transport is not None:
-                self._transport.pause_reading()  # until `_resume`
-        self._send()
-
-    def _read_line(self) -> bool:
-        end = self._buffer.find(b"\n", self._start, self._end)
-        if end < 0:
-            if self._end - self._start > LINE_LIMIT:
-                self._say(Reply(500, "5.5.6 Line too long"))
-                self._hang_up()
-            return False
-        line = bytes(self._view[self._start : end]).rstrip(b"\r")
-        self._start = end + 1
+    def _line(self, line: bytes) -> None:
         if self._mode is Mode.COMMAND:
             self._command(line)
         else:
             assert self._login is not None
             self._follow_login(self._login.answer(line))
-        return True
-
-    # -- replies -------------------------------------------------------------------------------------------------
-
-    def _say(self, reply: Reply) -> None:
-        text = reply.text
-        if not self.offer.enhanced_status_codes and (enhanced := reply.enhanced):
-            text = text[len(enhanced) :].lstrip()
-        self._out.append(f"{reply.code} {text}\r\n".encode("utf-8", "surrogateescape"))
-
-    def _send(self, then: str = "") -> None:
-        """Record, then write what is to be said; `then` is "", "close" or "reset"."""
-        if not self._out and not then:
-            return
-        self.host.flush()
-        block = b"".join(self._out)
-        self._out.clear()
-        if self.offer.delay_s > 0:
-            self._delayed.append((block, then))
-            self._loop.call_later(self.offer.delay_s, self._send_delayed)
-        else:
-            self._write(block, then)
-
-    def _send_delayed(self) -> None:
-        if self._delayed:
-            self._write(*self._delayed.popleft())
-
-    def _write(self, block: bytes, then: str) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if block and self._trickling:
-            self._trickle(transport, block, 0)
-        elif block:
-            transport.write(block)
-        if then == "close":
-            transport.close()
-        elif then == "reset":
-            handle = transport.get_extra_info("socket")
-            if handle is not None:
-                handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            transport.abort()
-
-    def _trickle(self, transport: asyncio.Transport, block: bytes, at: int) -> None:
-        if at < len(block) and not transport.is_closing():
-            transport.write(block[at : at + 1])
-            self._loop.call_soon(self._trickle, transport, block, at + 1)
-        else:
-            self._trickling = False
-            self._resume()
-
-    def _hang_up(self, how: str = "close") -> None:
-        self._mode = Mode.OVER
-        self._send(how)
-
-    def _resume(self) -> None:
-        self._held = False
-        if self._transport is not None and self._mode is not Mode.OVER:
-            self._transport.resume_reading()
-            self._run()
-
-    def _after(self, seconds: float, reply: Reply | None) -> None:
-        """What was said leaves now; after so long the reply, and only then is anything more read."""
-        self._send()
-        self._held = True
-        self._loop.call_later(seconds, self._late, reply)
-
-    def _late(self, reply: Reply | None) -> None:
-        if self._mode is Mode.OVER:
-            return
-        if reply is not None:
-            self._say(reply)
-            self._send()
-        self._resume()
-
-    def _carry_out(self, act: Act, usual: Reply) -> None:
-        """Do what was asked in place of the usual reply."""
-        match act.kind:
-            case Kind.REPLY:
-                assert act.reply is not None
-                self._say(act.reply)
-                if act.reply.code == 421:
-                    self._hang_up()
-            case Kind.SLOW:
-                self._after(act.seconds, usual)
-            case Kind.NEVER:
-                self._send()
-                self._mode = Mode.DEAF
-            case Kind.DROP:
-                self._hang_up()
-            case Kind.RESET:
-                self._hang_up("reset")
-            case Kind.GARBAGE:
-                self._out.append(b"this is no reply\r\n")
-            case Kind.BINARY:
-                self._out.append(b"550 5.1.1 Empf\xe4nger unbekannt \xff\xfe\r\n")
-            case Kind.LONG:
-                lines = [b"550-5.1.1 line %d of a long refusal\r\n" % n for n in range(119)]
-                self._out.append(b"".join(lines) + b"550 5.1.1 end of a long refusal\r\n")
-            case Kind.TRICKLE:
-                self._send()
-                self._trickling = self._held = True
-                self._say(usual)
-                self._send()
-
-    # -- commands ------------------------------------------------------------------------------------------------
 
     def _command(self, line: bytes) -> None:
         verb = line[:4].upper()

@@ -74,7 +74,8 @@ class Act(msgspec.Struct, frozen=True):
     kind: Kind
     phase: Phase
     reply: Reply | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # the reply comes so much later
+    closes: bool = False  # the connection closes behind the reply, as it does behind every 421
 
     @property
     def is_harmless(self) -> bool:
@@ -139,8 +140,9 @@ def read_wish(local: str) -> Wish | None:
         kind, reply = Kind(word), None
     default = Phase.DOT if kind in _AFTER_CONTENT else Phase.RCPT
     phase = Phase(found["phase"].lower()) if found["phase"] else default
-    act = Act(kind, phase, reply, seconds or 0.0)
-    return Wish(act, count, seconds if word == "greylist" else None)
+    if word == "greylist":
+        return Wish(Act(kind, phase, reply), count, seconds)
+    return Wish(Act(kind, phase, reply, seconds or 0.0), count)
 
 
 class Steering:

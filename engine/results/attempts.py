@@ -96,7 +96,7 @@ class Event:
         self.at_us, self.provider, self.source, self.text = at_us, provider, source, text
 
 
-_PENDING = ("serial", "row", "started", "ended", "attempt", "code", "provider", "source", "ordered")
+_PENDING = ("serial", "row", "started", "ended", "attempt", "provider", "source", "ordered")
 _WANTED = ("kind", "serial", "row", "at", "attempt", "verdict", "reason", "code", "provider", "source")
 
 
@@ -129,15 +129,18 @@ class Pairing:
         self._expect(column, is_intent)
         if not is_result.any():
             return None
-        result = {name: values[is_result] for name, values in column.items()}
+        # Places, not masks: taking by index is several times quicker where half of the records are wanted.
+        places = np.flatnonzero(is_result)
+        result = {name: values.take(places) for name, values in column.items() if name != "kind"}
         self.results += len(result["row"])
-        text = _text(table).filter(pa.array(is_result))
+        text = _text(table).take(pa.array(places))
         return self._answer(result, text)
 
     def _expect(self, column: dict[str, Numbers], is_intent: Numbers) -> None:
-        fresh = {name: column[name][is_intent] for name in ("serial", "row", "attempt", "code", "provider", "source")}
-        fresh["started"] = fresh["ended"] = column["at"][is_intent]
-        fresh["ordered"] = column["reason"][is_intent] == Reason.RESENT
+        places = np.flatnonzero(is_intent)
+        fresh = {name: column[name].take(places) for name in ("serial", "row", "attempt", "provider", "source")}
+        fresh["started"] = fresh["ended"] = column["at"].take(places)
+        fresh["ordered"] = column["reason"].take(places) == Reason.RESENT
         count = len(fresh["serial"])
         if not count:
             return
@@ -185,8 +188,8 @@ class Pairing:
                 if (words := text[at].as_py()) is not None:
                     self._doubt_texts[int(serial[at])] = words
         if count:
-            left = answered == 0
-            self._pending = {name: values[left] for name, values in pending.items()}
+            left = np.flatnonzero(answered == 0)
+            self._pending = {name: values.take(left) for name, values in pending.items()}
         # A doubt on an attempt that has its answer says nothing; without a serial it stands for itself.
         keep = definite | (serial == 0)
         found = Attempts(

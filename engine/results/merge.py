@@ -256,6 +256,7 @@ def merge(
     for one in scanned:
         spool.add(one.pieces)
         _judge(one, damage, notes)
+    damage += [Damage(path, problem) for path, problem in (feedback.damage if feedback is not None else [])]
     providers: dict[str, int] = {}
     sources: dict[str, int] = {}
     # By number of log; the numbers of logs that could not be read stay, so that the others keep theirs.

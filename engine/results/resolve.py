@@ -102,6 +102,7 @@ class Resolved:
         "log",
         "provider",
         "rows",
+        "soft",
         "source",
         "told",
         "word",
@@ -119,6 +120,7 @@ class Resolved:
         self.source: Numbers = np.zeros(rows, np.int32)
         self.log: Numbers = np.full(rows, -1, np.int32)
         self.bounced_at: Numbers | None = None  # 0: nothing came back
+        self.soft: set[int] = set()  # places whose bounce says nothing against writing there again
         self.told: dict[int, str] = {}  # texts that a bounce brought, in place of the last reply's
         self.duplicates: list[Duplicate] = []
         self._texts: pa.ChunkedArray | None = None

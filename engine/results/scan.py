@@ -79,10 +79,14 @@ def stretches(reader: Reader) -> Iterator[pa.Table]:
         gathered.append(batch)
         records += batch.num_rows
         if records >= _STRETCH:
-            yield pa.Table.from_batches(gathered).combine_chunks()
+            yield _together(gathered)
             gathered, records = [], 0
     if gathered:
-        yield pa.Table.from_batches(gathered).combine_chunks()
+        yield _together(gathered)
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(batches).drop_columns("wait_s").combine_chunks()
 
 
 def scan(task: ScanTask) -> Scanned:

@@ -23,7 +23,7 @@ class Channel(Generic[Incoming]):
 
     def __init__(self, end: socket.socket, incoming: object) -> None:
         self._socket = end
-        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)  # type: ignore[arg-type] # a union is a type form
+        self._decoder: msgspec.msgpack.Decoder[Incoming] = msgspec.msgpack.Decoder(incoming)
         self._encoder = msgspec.msgpack.Encoder()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None

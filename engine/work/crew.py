@@ -49,7 +49,9 @@ class Hand(msgspec.Struct, kw_only=True, eq=False):
 class Crew:
     """Starts workers and hears them. `hear` is called with each message, `lost` with each worker that is dead."""
 
-    def __init__(self, hear: Callable[[Hand, Up], None], lost: Callable[[Hand], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self, hear: Callable[[Hand, Up], None], lost: Callable[[Hand], None], now: Callable[[], float]
+    ) -> None:
         self._hear, self._lost, self._now = hear, lost, now
         self.hands: dict[int, Hand] = {}
         self._started = 0
@@ -61,7 +63,10 @@ class Crew:
         start = msgspec.structs.replace(start, number=self._started)
         ours, theirs = socket.socketpair()
         process = _SPAWN.Process(
-            target=run_worker, args=(theirs, msgspec.json.encode(start)), name=f"engine worker {start.worker}", daemon=True
+            target=run_worker,
+            args=(theirs, msgspec.json.encode(start)),
+            name=f"engine worker {start.worker}",
+            daemon=True,
         )
         process.start()
         theirs.close()

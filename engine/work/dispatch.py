@@ -155,7 +155,7 @@ class Dispatch:
             for planned in self._group:
                 if planned.session is session:
                     self._promised[session] = self._promised.get(session, 0) + 1
-            if session.is_open:
+            if session.ended is None:
                 session.send([planned.outgoing for planned in mine])
             else:
                 self._take_back(mine)

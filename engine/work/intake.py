@@ -1,4 +1,4 @@
-"""From assigned batches to ready rows: read ahead, check the address, look it up in the suppression list, find its lane.
+"""From assigned batches to ready rows: read ahead, check the address, look it up in the suppressions, find its lane.
 
 Rows that can have their outcome now (no address, suppressed) get it here and are never attempted. Nothing waits: a row
 whose lane is full is parked as a number and read again when the lane has room.
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from engine.rows import Row, RowReader
+from engine.rows import Row, RowReader, first_texts
 from engine.work.bench import OpenBatch, Recipient, Workbench
 from engine.work.messages import Assign
 from engine.work.recovery import Waiting
@@ -27,7 +27,7 @@ STRETCH_ROWS = 256  # rows made into Python values at a time: about a millisecon
 class SuppressionCheck(Protocol):
     """What we ask of the suppression list."""
 
-    def check(self, canonical_addresses: Sequence[str]) -> Sequence[bool]:
+    def check(self, canonical_addresses: Sequence[str]) -> npt.NDArray[np.bool_]:
         """Whether each address is suppressed."""
 
 
@@ -107,7 +107,7 @@ class Intake:
         """The lane of these rows, held while their domain was looked up, is known."""
         kept = [row for row in sorted(rows) if self._bench.scheduler.add(row, lane)]
         for number, row in self._reader.pick(kept):
-            (mailbox,) = parse_mailboxes([row[0]])
+            (mailbox,) = parse_mailboxes(first_texts([row]))
             assert isinstance(mailbox, Mailbox)  # it was one when the row was held
             self._bench.open[number] = Recipient(mailbox, row)
         self._returning.extend(self._unrouted)
@@ -138,9 +138,9 @@ class Intake:
 
     def _sort_in(self, numbers: Sequence[int], found: list[Row], *, is_new: bool) -> None:
         bench, lanes, scheduler = self._bench, self._lanes, self._bench.scheduler
-        parsed = parse_mailboxes([row[0] for row in found])
+        parsed = parse_mailboxes(first_texts(found))
         good = [mailbox for mailbox in parsed if isinstance(mailbox, Mailbox)]
-        refused = iter(self._suppressions.check([canonical(mailbox) for mailbox in good]))
+        refused = iter(self._suppressions.check([canonical(mailbox) for mailbox in good]).tolist())
         for number, row, mailbox in zip(numbers, found, parsed, strict=True):
             if isinstance(mailbox, AddressError):
                 if not is_new:
@@ -183,7 +183,7 @@ class Intake:
         some = [self._returning.popleft() for _ in range(min(STRETCH_ROWS, len(self._returning)))]
         some.sort(key=lambda waiting: waiting.row)
         for waiting, (number, row) in zip(some, self._reader.pick([w.row for w in some]), strict=True):
-            (mailbox,) = parse_mailboxes([row[0]])
+            (mailbox,) = parse_mailboxes(first_texts([row]))
             if isinstance(mailbox, AddressError):
                 bench.is_invalid(number, Reason.ADDRESS, str(mailbox))
                 continue

@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 # -- supervisor to worker ---------------------------------------------------------------------------------------------
 
 
-class Assign(Message):
+class Assign(Message, frozen=True):
     """Rows first_row .. first_row + rows - 1 are this worker's until each has its outcome.
 
     `skip` has a bit set (numpy.packbits order) for each row that is not to be attempted now: final, held in doubt, or
@@ -36,21 +36,21 @@ class Assign(Message):
     limit: int | None = None
 
 
-class Grant(Message):
+class Grant(Message, frozen=True):
     """Connections that may be opened, until given back."""
 
     key: Key
     connections: int
 
 
-class Revoke(Message):
+class Revoke(Message, frozen=True):
     """Connections to close, when what is in hand is answered."""
 
     key: Key
     connections: int
 
 
-class Allow(Message):
+class Allow(Message, frozen=True):
     """Messages that may be sent, within `valid_s` from now."""
 
     key: Key
@@ -58,27 +58,27 @@ class Allow(Message):
     valid_s: float
 
 
-class Resend(Message):
+class Resend(Message, frozen=True):
     """An operator's word: the doubt of these rows is cancelled, attempt them again."""
 
     rows: list[int]
 
 
-class Live(Message):
+class Live(Message, frozen=True):
     """Live settings, as JSON of the tables `delivery` and `retry`."""
 
     delivery: bytes
     retry: bytes
 
 
-class Pause(Message):
+class Pause(Message, frozen=True):
     """Attempt nothing new (or go on), with the reason the operator sees."""
 
     paused: bool
     reason: str
 
 
-class Drain(Message):
+class Drain(Message, frozen=True):
     """No new attempts; final dots awaited; seal the log and end."""
 
 
@@ -87,7 +87,7 @@ Down = Assign | Grant | Revoke | Allow | Resend | Live | Pause | Drain
 # -- worker to supervisor ---------------------------------------------------------------------------------------------
 
 
-class Started(Message):
+class Started(Message, frozen=True):
     """The worker holds its log and takes batches."""
 
     log_id: str
@@ -105,7 +105,7 @@ class ProviderCount(msgspec.Struct, frozen=True, array_like=True):
     connections: int
 
 
-class Pulse(Message):
+class Pulse(Message, frozen=True):
     """Five times a second: what happened since the last one, and what is so now. It is the worker's sign of life."""
 
     invalid: int
@@ -123,28 +123,28 @@ class Pulse(Message):
     reason: str  # why nothing moves, where nothing does
 
 
-class BatchDone(Message):
+class BatchDone(Message, frozen=True):
     """Each row of the batch has its outcome, or is held in doubt."""
 
     batch: int
     in_doubt: int
 
 
-class Released(Message):
+class Released(Message, frozen=True):
     """Connection slots given back."""
 
     key: Key
     connections: int
 
 
-class Unused(Message):
+class Unused(Message, frozen=True):
     """Allowance given back before it expired."""
 
     key: Key
     messages: int
 
 
-class Told(Message):
+class Told(Message, frozen=True):
     """An event for the operator's log."""
 
     level: str
@@ -152,7 +152,7 @@ class Told(Message):
     fields: dict[str, str | int | float]
 
 
-class Stopped(Message):
+class Stopped(Message, frozen=True):
     """The worker attempts nothing more, for a reason that concerns the whole run."""
 
     exit_code: int
@@ -160,7 +160,7 @@ class Stopped(Message):
     hint: str
 
 
-class Goodbye(Message):
+class Goodbye(Message, frozen=True):
     """The log is sealed; the process ends now. `open_rows` were given back unattempted or wait."""
 
     open_rows: int

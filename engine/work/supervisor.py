@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from fractions import Fraction
 from typing import Protocol
 
 import msgspec
 
 from engine.campaign import Campaign
 from engine.clock import Clock
-from engine.config import Settings, SettingsError, encode_custom
+from engine.config import Settings, encode_custom
 from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
-from engine.errors import EngineError, Exit, worst
+from engine.errors import Exit, worst
 from engine.pace import slots
-from engine.pace.slots import Ledger, Limit, Rate
+from engine.pace.allowance import Rate
+from engine.pace.slots import Ledger, Limit
 from engine.work.crew import Crew, Hand
 from engine.work.messages import (
     Allow,
@@ -87,7 +88,13 @@ class Supervisor:
         rng: random.Random,
     ) -> None:
         self._campaign, self._settings, self._store = campaign, settings, store
-        self._incarnation, self._options, self._narrator, self._clock, self._rng = incarnation, options, narrator, clock, rng
+        self._incarnation, self._options, self._narrator, self._clock, self._rng = (
+            incarnation,
+            options,
+            narrator,
+            clock,
+            rng,
+        )
         plan, self._plan_fingerprint = campaign.plan_and_fingerprint()
         partition = plan.partitions[options.partition]
         mine = plan.batches[partition.first_batch : partition.first_batch + partition.batches]
@@ -274,7 +281,7 @@ class Supervisor:
         hand.next_due_us, hand.reason = pulse.next_due_us, pulse.reason
         if any(count.connections or count.accepted for count in pulse.providers) or not pulse.demand:
             self._connected_at = now
-        self._ledger.demand(hand.worker, {key: rows for key, rows in pulse.demand}, now)
+        self._ledger.demand(hand.worker, dict(pulse.demand), now)
 
     def _lost(self, hand: Hand) -> None:
         now = self._clock.monotonic()
@@ -283,7 +290,9 @@ class Supervisor:
         if hand.said_goodbye or self._draining is not None:
             return
         self._replaced += 1
-        self._narrator.event("worker_died", worker=hand.worker, exit_code=hand.process.exitcode, batches=len(hand.batches))
+        self._narrator.event(
+            "worker_died", worker=hand.worker, exit_code=hand.process.exitcode, batches=len(hand.batches)
+        )
         orphans = [ClaimedBatch(number, first, rows, 1) for number, (first, rows) in hand.batches.items()]
         if orphans:
             self._uncount(hand)
@@ -397,20 +406,14 @@ class Supervisor:
 
     def _limit_of(self, key: slots.Key) -> Limit:
         delivery = self._settings.delivery
-        rates = () if delivery.messages_per_second is None else (Rate.per_second(delivery.messages_per_second),)
+        rates = () if delivery.messages_per_second is None else (rate_of(delivery.messages_per_second),)
         return Limit(delivery.connections, rates)
 
     def _keys(self) -> set[slots.Key]:
         return {("", name) for name in self.progress.providers}
 
 
-def read_live_settings(campaign: Campaign, frozen: str, fingerprint: Callable[[Settings], str]) -> Settings:
-    """The settings for `reload`; raises SettingsError where something frozen was changed with them."""
-    settings = campaign.settings()
-    if fingerprint(settings) != frozen:
-        problem = "something that is frozen at `plan` was changed; only [delivery], [retry] and [log] may change now"
-        raise SettingsError(file=campaign.folder / "campaign.toml", problem=problem)
-    return settings
-
-
-__all__ = ["EngineError", "RunOptions", "Supervisor"]
+def rate_of(per_second: float) -> Rate:
+    """The limit that holds in any window: 50 is 50 in a second, 2.5 is 5 in two, 0.1 is one in ten."""
+    exact = Fraction(per_second).limit_denominator(3600)
+    return Rate(exact.numerator, float(exact.denominator))

@@ -17,11 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from engine.campaign import Campaign, make_private_folder
-from engine.control.store import ClaimedBatch, Decision
+from engine.clock import Clock
+from engine.config import Settings
+from engine.control.store import ClaimedBatch, Decision, Incarnation, Life, Store
 from engine.errors import EngineError, Exit
+from engine.work.logbook import Logbook
 from engine.work.messages import Assign
 from engine.work.recovery import DUE, HELD, WAITING, RowStates, read_states
-from formats.sendlog import LogDamaged
+from formats.plan import Plan
+from formats.sendlog import Header, LogDamaged
 
 ORPHAN_PATIENCE_S = 20.0
 
@@ -37,7 +41,9 @@ class OrphanWorks(EngineError):
     """A worker of an earlier sender still finishes what it had in flight: its log {log} is locked."""
 
     exit_code = Exit.TRY_AGAIN
-    hint = "It ends by itself, at the latest when its last reply is overdue (10 minutes). Then run the same command again."
+    hint = (
+        "It ends by itself, at the latest when its last reply is overdue (10 minutes). Then run the same command again."
+    )
 
 
 class ForeignHost(EngineError):
@@ -169,3 +175,84 @@ def _batch_state(batch: ClaimedBatch, states: RowStates, resend_doubt: bool) -> 
     )
     in_doubt = int((mine == HELD).sum())
     return BatchState(assign, int(skip.sum()) - in_doubt - int((mine == WAITING).sum()), in_doubt)
+
+
+def take_over(
+    campaign: Campaign,
+    settings: Settings,
+    plan: Plan,
+    store: Store,
+    me: Incarnation,
+    *,
+    adopt: bool,
+    say: Callable[[str], None],
+    clock: Clock,
+) -> None:
+    """Mark the dead of this partition dead and wait for their logs. We hold the partition's lock: nobody else does.
+
+    Rows that another machine, or with `durability = "process"` another boot of this one, had begun and not finished
+    are held in doubt by a log of our own (intents without results), so that every later reader sees the same.
+    Raises ForeignHost, OrphanWorks.
+    """
+    others = [i for i in store.incarnations() if i.partition == me.partition and i.id != me.id]
+    foreign = [i for i in others if i.host_id != me.host_id and i.state is not Life.ENDED]
+    if foreign and not adopt:
+        raise ForeignHost(host=foreign[0].sender)
+    doubtful = {i.id for i in others if i.host_id != me.host_id}
+    if settings.log.durability == "process":
+        doubtful |= {i.id for i in others if i.boot_id != me.boot_id and i.state is not Life.ENDED}
+    owners = store.owners(me.partition or 0)
+    for other in others:
+        if other.state is Life.ALIVE:
+            store.supersede(other.id, me.id)
+            say(f"{other.sender} (pid {other.pid}) is gone; taking over its batches")
+    alive = {i.id for i in store.incarnations() if i.state is Life.ALIVE and i.id != me.id}
+    mine = [path for path in campaign.log_files() if path.name.split("-")[0] not in alive]
+    wait_for_logs(mine, say)
+    for path in campaign.logs.glob("*.ballast"):
+        if path.name.split("-")[0] not in alive:
+            path.unlink(missing_ok=True)
+    begun = [batch for batch in store.begun(me.partition or 0) if owners.get(batch.number) in doubtful]
+    if begun:
+        held = _hold_in_doubt(campaign, settings, plan, store, me, begun, clock)
+        say(f"{held} rows of {len(begun)} batches begun elsewhere are held in doubt")
+
+
+def _hold_in_doubt(
+    campaign: Campaign,
+    settings: Settings,
+    plan: Plan,
+    store: Store,
+    me: Incarnation,
+    begun: list[ClaimedBatch],
+    clock: Clock,
+) -> int:
+    """Write an intent without a result for each row of these batches that is neither final nor held."""
+    states = batch_states(
+        begun, log_buffers(campaign.log_files(), lambda path, why: None), store.decisions(), resend_doubt=False
+    )
+    header = Header(
+        log_id=f"{me.id}-adopt",
+        campaign_id=plan.campaign_id,
+        plan_fingerprint=campaign.plan_and_fingerprint()[1],
+        incarnation=me.id,
+        sender=me.sender,
+        host_id=me.host_id,
+        boot_id=me.boot_id,
+        worker=0,
+        started_at_us=clock.wall_us(),
+    )
+    log = Logbook(campaign.logs / f"{header.log_id}.arrows", header, clock, durability=settings.log.durability)
+    source, held = log.source("adopted"), 0
+    for batch in begun:
+        assign = states[batch.number].assign
+        open_ = np.ones(batch.rows, dtype=bool)
+        if assign.skip:
+            open_ = np.unpackbits(np.frombuffer(assign.skip, np.uint8), count=batch.rows) == 0
+        rows = [batch.first_row + place for place in np.flatnonzero(open_).tolist()] + [w.row for w in assign.waiting]
+        for row in sorted(rows):
+            log.intent(row, 0, 0, source)
+        held += len(rows)
+        log.write()
+    log.close()
+    return held

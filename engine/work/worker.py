@@ -23,16 +23,18 @@ from engine.campaign import Campaign
 from engine.clock import SystemClock
 from engine.compose.render import build_composer
 from engine.config import DeliveryTable, RetryTable, Settings, decode_custom
-from engine.errors import EngineError
+from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
 from engine.pace.retry import RetryPlan
 from engine.pace.rules import load_rules
 from engine.pace.scheduler import Scheduler
 from engine.rows import RowReader, open_parquet
+from engine.smtp.destination import ConnectionLimits, Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
-from engine.smtp.pool import ConnectionLimits, Ending, Pool, relay_destination
+from engine.smtp.handshake import Ended
+from engine.smtp.pool import Pool
 from engine.smtp.session import Session
-from engine.work.bench import OpenBatch, Workbench
+from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
 from engine.work.intake import Intake
@@ -111,6 +113,7 @@ class Worker:
         clock = SystemClock()
         self._clock, self._channel = clock, channel
         campaign = Campaign(Path(start.folder))
+        self._folder = campaign.folder
         settings = campaign.settings()
         if start.relay is not None:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
@@ -149,7 +152,7 @@ class Worker:
         channel.send(Started(log_id=header.log_id))
 
     def _relay_lane(self, settings: Settings) -> DeliveryLane:
-        destination = relay_destination(settings.delivery, os.environ, Path("."))
+        destination = relay_destination(settings.delivery, os.environ, folder=self._folder)
         key = ("", destination.key)
         is_rated = settings.delivery.messages_per_second is not None
         lane = DeliveryLane(
@@ -157,7 +160,7 @@ class Worker:
         )
         lane.give_slots_back = lambda n: self._channel.send(Released(key=key, connections=n))
         lane.give_messages_back = lambda n: self._channel.send(Unused(key=key, messages=n))
-        limits = ConnectionLimits.from_settings(settings.delivery)
+        limits = ConnectionLimits.of(settings.delivery)
         lane.pool = Pool(destination, limits, lane, _Ear(self, lane), self._clock)
         return lane
 
@@ -216,7 +219,7 @@ class Worker:
         for lane in self._lanes:
             lane.is_rated = delivery.messages_per_second is not None
             if lane.pool is not None:
-                lane.pool.limits = ConnectionLimits.from_settings(delivery)
+                lane.pool.set_limits(ConnectionLimits.of(delivery))
 
     def _drain(self) -> None:
         self._is_draining = True
@@ -265,20 +268,19 @@ class Worker:
         """A session has capacity."""
         self._dispatch.wake()
 
-    def has_ended(self, lane: DeliveryLane, ending: Ending) -> None:
+    def has_ended(self, lane: DeliveryLane, why: Ended, stage: Stage, reply: Reply | None, error: str) -> None:
         """A connection ended, or could not be made."""
-        if ending.stage is Stage.AUTH and ending.reply is not None and ending.reply.is_permanent:
-            said = f"{lane.key[1]} refuses the login: {ending.reply}"
-            self._channel.send(Stopped(exit_code=20, problem=said, hint="Check username and password of [delivery]."))
+        said = f"{why} at {stage.upper()}" + (f": {reply}" if reply else f": {error}" if error else "")
+        if why is Ended.AUTH_REFUSED:
+            problem = f"{lane.key[1]} refuses the login: {reply or error}"
+            hint = "Check username and password of [delivery]; `engine check` tries them."
+            self._channel.send(Stopped(exit_code=Exit.SETTINGS, problem=problem, hint=hint))
             self._drain()
-            return
-        if not ending.is_orderly:
-            self._reason = f"{lane.key[1]}: {ending.why}"
-            reply = str(ending.reply) if ending.reply else ""
-            fields: dict[str, str | int | float] = {
-                "destination": lane.key[1], "stage": str(ending.stage), "why": ending.why, "reply": reply
-            }
+        elif why not in (Ended.FINISHED, Ended.IDLE, Ended.ABORTED):
+            self._reason = f"{lane.key[1]}: {said}"
+            fields: dict[str, str | int | float] = {"destination": lane.key[1], "why": said}
             self._channel.send(Told(level="info", event="connection_ended", fields=fields))
+        self._dispatch.wake()
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -326,8 +328,9 @@ class Worker:
             connections = lane.used
             if tally is None and not connections:
                 continue
-            verdicts = msgspec.structs.astuple(tally) if tally else (0, 0, 0, 0, 0)
-            counts.append(ProviderCount(lane.key[1], *verdicts, connections))
+            tally = tally or LaneTally()
+            verdicts = (tally.accepted, tally.rejected, tally.deferred, tally.lost, tally.in_doubt)
+            counts.append(ProviderCount(lane.key[1], *verdicts, connections=connections))
         demand = bench.scheduler.demand()
         due = bench.scheduler.next_due()
         self._channel.send(
@@ -363,8 +366,7 @@ class _Ear:
     def on_events(self, session: Session, events: list[Event]) -> None:
         self._worker.has_events(self._lane, events)
 
-    def on_ended(self, ending: Ending) -> None:
-        self._worker.has_ended(self._lane, ending)
-
-
-__all__ = ["Reply", "Worker", "WorkerStart", "run_worker"]
+    def on_session_ended(
+        self, subject: Session | Destination, why: Ended, stage: Stage, reply: Reply | None, error: str
+    ) -> None:
+        self._worker.has_ended(self._lane, why, stage, reply, error)

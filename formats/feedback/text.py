@@ -212,7 +212,7 @@ def _led(notice: Notice) -> list[tuple[str, str]]:
     at = 0
     for line in notice.words.split("\n"):
         start, at = at, at + len(line) + 1
-        if "@" not in line or (0 <= notice.introduction and at <= notice.introduction) or len(line) > _MAX_LINE:
+        if "@" not in line or (notice.introduction >= 0 and at <= notice.introduction) or len(line) > _MAX_LINE:
             continue
         found = _LED.match(line)
         if found is None or not _FOLLOWS_ADDRESS.match(found["rest"]):

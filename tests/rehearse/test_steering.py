@@ -23,7 +23,7 @@ from engine.rehearse.steering import Act, Kind, Phase, Steering, Wish, read_wish
         ("never", Wish(Act(Kind.NEVER, Phase.DOT))),
         ("drop-before-dot", Wish(Act(Kind.DROP, Phase.BEFORE_DOT))),
         ("reset-once-after-dot+x+y", Wish(Act(Kind.RESET, Phase.AFTER_DOT), 1)),
-        ("greylist-2s", Wish(Act(Kind.REPLY, Phase.RCPT, reply_for(451), 2.0), None, 2.0)),
+        ("greylist-2s", Wish(Act(Kind.REPLY, Phase.RCPT, reply_for(451)), None, 2.0)),
     ],
 )
 def test_steered(local: str, wish: Wish) -> None:

@@ -98,8 +98,8 @@ UPDATE batch SET state = 'pending' WHERE first_row <= ? AND first_row + rows > ?
 -- name: batch_states
 SELECT partition, state, count(*), sum(rows) FROM batch GROUP BY partition, state ORDER BY partition, state;
 
--- name: started_elsewhere
-SELECT DISTINCT i.host_id FROM batch b JOIN incarnation i ON i.id = b.owner WHERE b.state = 'claimed';
+-- name: owners
+SELECT number, owner FROM batch WHERE partition = ? AND state <> 'done' AND owner IS NOT NULL;
 
 -- name: decide
 INSERT INTO decision (log_id, serial, row, what, who, at_us) VALUES (?, ?, ?, ?, ?, ?)

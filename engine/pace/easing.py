@@ -1,0 +1,431 @@
+"""How one (source, provider) answers its signals: the classic rule and ours. Pure; times are arguments.
+
+`Classic` is the rule that operators write down: windows of one minute; a rising share of 4xx at constant volume halves
+the pool; five minutes of waiting; then one connection more a minute while the share stays low.
+
+`Adaptive` is the default:
+- the limiter is measured, not guessed: from the first refusal some twenty replies are counted, and the rate becomes
+  what was accepted of them. Once per cohort: replies to attempts begun before the last change say nothing new
+  (Postfix's SCHEDULER_README measured 50 % of the mail deferred at an active limiter with feedback per failure, 16.5 %
+  with its best);
+- the last good level is remembered; a probe goes a few percent above it, and comes straight back when refused; each
+  refused probe doubles the wait for the next, each accepted one halves it and doubles the step;
+- connections, messages per connection and rate are three dials, each turned by its own signal; greylisting and
+  refusals about a recipient turn none;
+- reply times that rise steeply stop growth before the refusals come;
+- what a provider documents wins (Gmail 4.7.28: ten minutes of nothing, then one connection, then one more at a time).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+WINDOW_S = 60.0
+
+
+class Signal(StrEnum):
+    """What an answer says about pace. (`rules.py` decides what a reply means; `supervisor` maps one to the other.)"""
+
+    ACCEPTED = "accepted"
+    BOUNCED = "bounced"  # a recipient refused for good: the provider works as usual
+    REFUSED = "refused"  # 5xx about us: policy, content
+    GREYLISTED = "greylisted"
+    RATE = "rate"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    TOO_MANY_PER_CONNECTION = "too_many_per_connection"
+    REPUTATION = "reputation"
+    BUSY = "busy"  # theirs: disk, database, shutdown
+    OTHER_4XX = "other_4xx"
+    UNREACHABLE = "unreachable"  # no connection, or one lost without a reply
+
+
+PRESSURE = frozenset({Signal.RATE, Signal.BUSY})
+FINE = frozenset({Signal.ACCEPTED, Signal.BOUNCED, Signal.GREYLISTED})
+ANY_4XX = frozenset(
+    {
+        Signal.GREYLISTED,
+        Signal.RATE,
+        Signal.TOO_MANY_CONNECTIONS,
+        Signal.TOO_MANY_PER_CONNECTION,
+        Signal.REPUTATION,
+        Signal.BUSY,
+        Signal.OTHER_4XX,
+    }
+)
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What the budget allows at most; None: not limited."""
+
+    connections: int = 10
+    rate_per_s: float | None = None
+    per_connection: int | None = None
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """One answer, or `count` equal ones. Times in seconds."""
+
+    signal: Signal
+    now: float
+    count: int = 1
+    started_at: float | None = None  # when the attempt began; default: now
+    reply_s: float | None = None
+    connections: int | None = None  # open there at the time, a refused one not counted
+    on_connection: int | None = None  # messages accepted on this connection before
+    pause_s: float | None = None  # documented recovery: nothing for so long,
+    then_connections: int | None = None  # then so many connections, and one more at a time
+    text: str = ""  # the reply, for the operator
+
+
+class State(msgspec.Struct, kw_only=True):
+    """All that is remembered of one key. Fields that end in `_at` are times; `shifted` moves them to another clock."""
+
+    limits: Limits = Limits()
+    connections: int = 10
+    rate_per_s: float | None = None
+    per_connection: int | None = None
+    reason: str = "as budgeted"
+    # Suspension and the way back from it.
+    suspended_until_at: float | None = None
+    pause_s: float = 0.0
+    repeats: int = 0
+    is_recovering: bool = False
+    doubles: bool = False  # on the way back: double (a block has ended), or one at a time (documented)
+    goal_connections: int = 0
+    recovered: int = 0  # successes since the last step of the way back
+    stepped_at: float = 0.0
+    # Rate.
+    eased_at: float | None = None
+    measuring_at: float | None = None
+    measured_fine: int = 0
+    measured_bad: int = 0
+    refusal: str = ""  # the last one, for the reason
+    probe_from: float | None = None  # the good rate to return to when the probe is refused
+    next_probe_at: float = 0.0
+    probe_wait_s: float = 0.0
+    step: float = 0.0
+    # Connections.
+    connections_eased_at: float | None = None
+    next_connection_at: float = 0.0
+    connection_wait_s: float = 0.0
+    connection_probe: bool = False
+    # The present window and what former ones taught.
+    window_at: float | None = None
+    attempts: int = 0
+    bad: int = 0
+    any_4xx: int = 0
+    refused: int = 0
+    reply_s: float = 0.0
+    replies: int = 0
+    most_connections: int = 0
+    last_attempts: int = 0
+    quiet_share: float = 0.0
+    usual_reply_s: float = 0.0
+    unreachable: int = 0
+    # The rate of attempts now: counted in slices of ten seconds.
+    slice_at: float = 0.0
+    slice_attempts: int = 0
+    attempted_per_s: float = 0.0
+
+    def attempt_rate(self, now: float) -> float:
+        """Attempts a second, lately."""
+        elapsed = now - self.slice_at
+        if elapsed >= 3.0 or not self.attempted_per_s:
+            return self.slice_attempts / max(elapsed, 1.0)
+        return self.attempted_per_s
+
+    def count(self, seen: Observation) -> None:
+        """Add an answer to the window and the slice."""
+        now = seen.now
+        if self.window_at is None:
+            self.window_at = self.slice_at = now
+        if now - self.slice_at >= 10.0:
+            self.attempted_per_s = self.slice_attempts / (now - self.slice_at)
+            self.slice_at, self.slice_attempts = now, 0
+        self.attempts += seen.count
+        self.slice_attempts += seen.count
+        if seen.signal in PRESSURE:
+            self.bad += seen.count
+        if seen.signal in ANY_4XX:
+            self.any_4xx += seen.count
+        if seen.signal is Signal.REFUSED:
+            self.refused += seen.count
+        if seen.reply_s is not None:
+            self.reply_s += seen.reply_s * seen.count
+            self.replies += seen.count
+        if seen.connections is not None:
+            self.most_connections = max(self.most_connections, seen.connections)
+
+    def next_window(self, now: float) -> None:
+        """Begin a new window; the last one's reply time flows into the usual one where it was no refusal's."""
+        if self.replies:
+            mean = self.reply_s / self.replies
+            weight = 0.1 if self.usual_reply_s else 1.0
+            self.usual_reply_s += weight * (min(mean, 2 * self.usual_reply_s or mean) - self.usual_reply_s)
+        self.last_attempts = self.attempts
+        self.attempts = self.bad = self.any_4xx = self.refused = self.replies = self.most_connections = 0
+        self.reply_s = 0.0
+        self.window_at = now
+
+    def suspend(self, now: float, pause_s: float, reason: str) -> None:
+        """Nothing until the pause is over; then `is_recovering` brings it back."""
+        self.goal_connections = max(self.goal_connections if self.is_recovering else 0, self.connections)
+        self.pause_s = pause_s
+        self.suspended_until_at = now + pause_s
+        self.is_recovering = True
+        self.recovered = 0
+        self.measuring_at = None
+        self.eased_at = now
+        self.reason = reason
+
+
+class Easing(Protocol):
+    """One way to answer signals. Both methods change the state; what they changed is told by comparing it."""
+
+    def observe(self, state: State, seen: Observation) -> None:
+        """Answer one observation."""
+
+    def window(self, state: State, now: float) -> None:
+        """A window of a minute has ended (it is in the state still)."""
+
+
+def _back_to_work(state: State, seen: Observation) -> None:
+    """The way back after a pause: each step wants as many successes as there are connections."""
+    state.recovered += seen.count
+    if state.recovered < state.connections or seen.now - state.stepped_at < 5.0:
+        return
+    state.recovered, state.stepped_at = 0, seen.now
+    goal = min(state.goal_connections, state.limits.connections)
+    state.connections = min(goal, state.connections * 2 if state.doubles else state.connections + 1)
+    state.reason = "growing back after a pause"
+    if state.connections >= goal:
+        state.is_recovering, state.repeats = False, 0
+
+
+def _documented(state: State, seen: Observation, default_pause_s: float, doubles_pause: bool) -> None:
+    """Pause as the provider asks, or as is usual for this signal."""
+    pause = seen.pause_s if seen.pause_s is not None else default_pause_s
+    if doubles_pause:
+        pause *= 2 ** min(state.repeats, 2)
+    state.repeats += 1
+    state.suspend(seen.now, pause, f"{seen.signal}: {seen.text}" if seen.text else str(seen.signal))
+    state.doubles = False
+    state.connections = min(state.limits.connections, max(1, seen.then_connections or 1))
+
+
+class Classic:
+    """The written-down rule, as a baseline to compare with: connections only, windows of a minute."""
+
+    rising = 0.05  # a share of 4xx that much above the quiet one is "rising"
+    wait_s = 300.0
+
+    def observe(self, state: State, seen: Observation) -> None:
+        if state.suspended_until_at is not None:
+            return
+        if seen.signal is Signal.REPUTATION or (seen.pause_s and seen.then_connections is not None):
+            if state.eased_at is None or (seen.started_at or seen.now) > state.eased_at:
+                _documented(state, seen, 3600.0, doubles_pause=False)
+        elif state.is_recovering and seen.signal in FINE:
+            _back_to_work(state, seen)
+
+    def window(self, state: State, now: float) -> None:
+        if state.suspended_until_at is not None or not state.attempts or state.is_recovering:
+            return
+        share = state.any_4xx / state.attempts
+        constant = state.attempts >= 0.8 * state.last_attempts
+        if share >= state.quiet_share + self.rising and constant:
+            if now >= state.next_connection_at:
+                state.connections = max(1, state.connections // 2)
+                state.next_connection_at = now + self.wait_s
+                state.reason = f"{share:.0%} of a minute's attempts answered 4xx: pool halved"
+            return
+        if share < 0.15:
+            state.quiet_share += 0.2 * (share - state.quiet_share)
+        if now >= state.next_connection_at and state.connections < state.limits.connections:
+            state.connections += 1
+            state.reason = "quiet: one connection more"
+
+
+class Adaptive:
+    """The default rule; see the module's docstring."""
+
+    enough = 20  # replies that make a measurement
+    patience_s = 10.0  # or so much time
+    stray = 0.02  # a smaller share of refusals in a measurement is chance
+    margin = 0.97  # of what was accepted
+    grace_s = 2.0  # until an eased rate has reached every worker; what begins before tells of the old one
+    first_step = 0.04
+    largest_step = 0.32
+    first_probe_s = 120.0
+    last_probe_s = 1200.0
+    first_connection_s = 300.0
+    last_connection_s = 2400.0
+    slow = 2.0  # reply times that many times the usual stop growth
+    storm = 5  # refusals without one success
+    first_storm_pause_s = 60.0
+    last_storm_pause_s = 600.0
+
+    def observe(self, state: State, seen: Observation) -> None:
+        if state.suspended_until_at is not None:
+            return
+        begun = seen.started_at if seen.started_at is not None else seen.now
+        is_new = state.eased_at is None or begun > state.eased_at
+        match seen.signal:
+            case Signal.TOO_MANY_CONNECTIONS:
+                self._fewer_connections(state, seen, begun)
+                return
+            case Signal.TOO_MANY_PER_CONNECTION:
+                self._fewer_per_connection(state, seen)
+                return
+            case Signal.REPUTATION:
+                if is_new:
+                    _documented(state, seen, 3600.0, doubles_pause=True)
+                return
+            case Signal.UNREACHABLE:
+                state.unreachable += seen.count
+                if state.unreachable >= self.storm:
+                    self._storm(state, seen, "no connection, five times in a row")
+                return
+        state.unreachable = 0
+        if not is_new:
+            return
+        if seen.pause_s and seen.then_connections is not None and seen.signal not in FINE:
+            rate = state.attempt_rate(seen.now)
+            _documented(state, seen, seen.pause_s, doubles_pause=False)
+            self._learn_rate(state, seen.now, rate, self._bad_share(state, 0.2))
+            return
+        if seen.signal in PRESSURE:
+            if state.measuring_at is None:
+                state.measuring_at, state.measured_fine, state.measured_bad = seen.now, 0, 0
+            state.measured_bad += seen.count
+            state.refusal = seen.text or str(seen.signal)
+        elif seen.signal in FINE:
+            if state.measuring_at is not None:
+                state.measured_fine += seen.count
+            if state.is_recovering:
+                _back_to_work(state, seen)
+        if state.measuring_at is not None:
+            self._measure(state, seen)
+
+    def window(self, state: State, now: float) -> None:
+        if state.suspended_until_at is not None or state.measuring_at is not None or not state.attempts:
+            return
+        if state.refused >= 20 and state.refused >= 0.8 * state.attempts:
+            seen = Observation(Signal.REFUSED, now)
+            self._storm(state, seen, f"{state.refused} of {state.attempts} attempts of a minute refused for good")
+            return
+        if state.is_recovering:
+            return
+        if state.bad > 0.01 * state.attempts:
+            # Too little to be measured in twenty replies, steady all the same: a level a few percent too high.
+            share = state.bad / state.attempts
+            settled = state.eased_at is None or (state.window_at is not None and state.eased_at <= state.window_at)
+            if settled and share >= self.stray and state.bad >= 3:
+                self._learn_rate(state, now, state.attempts / WINDOW_S, share)
+                state.reason = f"{share:.0%} of a minute's attempts refused ({state.refusal}): eased"
+            return
+        self._forget_probes(state)
+        mean = state.reply_s / state.replies if state.replies else 0.0
+        if state.usual_reply_s and mean > self.slow * state.usual_reply_s:
+            state.reason = f"replies take {mean:.1f} s, usually {state.usual_reply_s:.1f} s: not growing"
+            return
+        budget = state.limits.rate_per_s
+        if (
+            state.rate_per_s is not None
+            and (budget is None or state.rate_per_s < budget)
+            and now >= state.next_probe_at
+            and state.attempts / WINDOW_S >= 0.85 * state.rate_per_s  # a level that is not used proves nothing
+        ):
+            state.probe_from = state.rate_per_s
+            rate = state.rate_per_s * (1 + state.step)
+            state.rate_per_s = rate if budget is None else min(budget, rate)
+            state.reason = f"quiet: probing {state.step:.0%} above the last good rate"
+        if (
+            state.connections < state.limits.connections
+            and now >= state.next_connection_at
+            and state.most_connections >= state.connections
+        ):
+            state.connections += 1
+            state.connection_probe = True
+            state.reason = "quiet: one connection more"
+
+    def _forget_probes(self, state: State) -> None:
+        """A quiet minute after a probe: its level is good; the next one comes sooner and steps further."""
+        assert state.window_at is not None
+        if state.probe_from is not None:
+            state.probe_from = None
+            state.step = min(self.largest_step, 2 * state.step)
+            state.probe_wait_s = max(WINDOW_S, state.probe_wait_s / 2)
+            state.next_probe_at = 0.0
+        if state.connection_probe:
+            state.connection_probe = False
+            state.connection_wait_s = max(WINDOW_S, state.connection_wait_s / 2)
+            state.next_connection_at = 0.0
+
+    def _bad_share(self, state: State, default: float) -> float:
+        seen = state.measured_fine + state.measured_bad
+        return state.measured_bad / seen if state.measuring_at is not None and seen >= 5 else default
+
+    def _measure(self, state: State, seen: Observation) -> None:
+        """Enough replies since the first refusal: what was accepted of them is what this provider takes."""
+        assert state.measuring_at is not None
+        replies = state.measured_fine + state.measured_bad
+        if state.measured_bad >= self.storm and not state.measured_fine:
+            self._storm(state, seen, f"{state.measured_bad} refusals in a row: {state.refusal}")
+            return
+        if replies < self.enough and (seen.now - state.measuring_at < self.patience_s or replies < 5):
+            return
+        share = state.measured_bad / replies
+        state.measuring_at = None
+        if share < self.stray or state.measured_bad < 2:
+            return
+        if state.is_recovering and share >= 0.5:
+            self._storm(state, seen, f"{share:.0%} refused on the way back")
+            return
+        self._learn_rate(state, seen.now, state.attempt_rate(seen.now), share)
+        state.reason = f"{share:.0%} of {replies} attempts refused ({state.refusal}): eased to what was accepted"
+
+    def _learn_rate(self, state: State, now: float, attempted: float, share: float) -> None:
+        accepted = max(attempted * (1 - share) * self.margin, attempted / 4, 1 / 60)
+        if state.rate_per_s is not None:
+            accepted = min(accepted, state.rate_per_s * self.margin)
+        if state.probe_from is not None and share <= 3 * state.step:
+            accepted = state.probe_from  # the probe was a little too high: what was good before is good still
+        state.rate_per_s = accepted
+        state.probe_from = None
+        state.step = self.first_step
+        state.probe_wait_s = min(
+            self.last_probe_s, 2 * state.probe_wait_s if state.probe_wait_s else self.first_probe_s
+        )
+        state.next_probe_at = now + state.probe_wait_s
+        state.eased_at = now + self.grace_s
+
+    def _storm(self, state: State, seen: Observation, reason: str) -> None:
+        """Everything is refused: pause, twice as long each time, and come back with one connection, doubling."""
+        pause = min(self.last_storm_pause_s, self.first_storm_pause_s * 2.0**state.repeats)
+        state.repeats = min(state.repeats + 1, 16)
+        state.suspend(seen.now, pause, reason)
+        state.doubles = True
+        state.connections = 1
+        state.unreachable = 0
+
+    def _fewer_connections(self, state: State, seen: Observation, begun: float) -> None:
+        if state.connections_eased_at is not None and begun <= state.connections_eased_at:
+            return
+        opened = seen.connections if seen.connections is not None else state.connections
+        state.connections = max(1, opened if opened < state.connections else state.connections - 1)
+        state.connections_eased_at = seen.now
+        wait = 2 * state.connection_wait_s if state.connection_wait_s else self.first_connection_s
+        state.connection_wait_s = min(self.last_connection_s, wait)
+        state.next_connection_at = seen.now + state.connection_wait_s
+        state.connection_probe = False
+        state.reason = f"too many connections: {state.connections} were accepted"
+
+    def _fewer_per_connection(self, state: State, seen: Observation) -> None:
+        allowed = max(1, seen.on_connection if seen.on_connection is not None else (state.per_connection or 2) // 2)
+        if state.per_connection is None or allowed < state.per_connection:
+            state.per_connection = allowed
+            state.reason = f"{allowed} messages accepted on a connection, no more"
