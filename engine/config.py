@@ -197,8 +197,7 @@ class ControlTable(Table, frozen=True, kw_only=True):
     lease: Duration = Duration(60.0)
 
 
-<<<<<<< HEAD
-class ImapTable(Table, kw_only=True):
+class ImapTable(Table, frozen=True, kw_only=True):
     """[[bounces.imap]]: a mailbox that gets what comes back."""
 
     url: str  # imaps://user@host[:port] or imap:// (STARTTLS, unless tls = "off")
@@ -211,7 +210,7 @@ class ImapTable(Table, kw_only=True):
     unmatched: str = "Unmatched"  # and those that are for people to look at
 
 
-class BouncesTable(Table, kw_only=True):
+class BouncesTable(Table, frozen=True, kw_only=True):
     """[bounces]: live. What comes back, and when it suppresses."""
 
     sources: tuple[str, ...] = ()  # Maildirs, mboxes, folders; relative to the campaign folder
@@ -230,10 +229,7 @@ class BouncesTable(Table, kw_only=True):
     delete_handled: bool = False  # Maildir and IMAP: delete what was matched and recorded
 
 
-class Settings(Table, kw_only=True):
-=======
 class Settings(Table, frozen=True, kw_only=True):
->>>>>>> main
     """The whole file."""
 
     campaign: CampaignTable
