@@ -95,7 +95,7 @@ def report_words() -> RuleBook:
     """The rules for reporting hosts' own words, without those for live replies."""
     from engine.pace.rules import _compiled, read_rules
 
-    return RuleBook(_compiled(text, _REPORT_WORDS.name) for text in read_rules(_REPORT_WORDS))
+    return RuleBook(_compiled(text, _REPORT_WORDS.name) for text in read_rules(_REPORT_WORDS).rule)
 
 
 @cache
@@ -221,10 +221,12 @@ def judge(recipient: Recipient, rules: RuleBook, provider: str | None) -> Judgem
     """
     reply = quoted_reply(recipient)
     judgement = rules.judge(_STAGE[recipient.stage], reply, provider)
-    if judgement.class_ is Class_.UNCLEAR or judgement.class_ is Class_.PROTOCOL and recipient.reply.code == 0:
+    is_unclear = judgement.class_ is Class_.UNCLEAR
+    if is_unclear or judgement.class_ in _BROAD or judgement.rule.endswith("-by-number"):
         told = report_words().judge("report", Reply(reply.code, f"{reply.text} {recipient.diagnostic}".strip()), None)
         # Before RCPT nothing is about the recipient, whatever the words are.
-        if told.class_ is not Class_.UNCLEAR and (not told.suppress or recipient.stage not in _NOT_YET):
+        may_suppress = told.suppress and recipient.stage not in _NOT_YET
+        if may_suppress or (is_unclear and told.class_ is not Class_.UNCLEAR and not told.suppress):
             judgement = told
     if judgement.suppress and _says_otherwise(recipient):
         judgement = msgspec.structs.replace(judgement, suppress=False)
@@ -253,6 +255,8 @@ _CONTRADICT = frozenset(
         Class_.MAILBOX_FULL,
     }
 )
+# Classes that a live rule may have read off the status' number alone: words that say nobody is there outweigh them.
+_BROAD = frozenset({Class_.NETWORK, Class_.SERVER_BUSY, Class_.POLICY})
 _NOT_YET = frozenset({Stage.CONNECT, Stage.EHLO, Stage.MAIL})
 
 

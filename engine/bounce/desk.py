@@ -163,7 +163,9 @@ class Desk:
         for place, match in matches.items():
             if match.named is not None:
                 address = addresses.get((match.named.campaign_id, match.named.row), "")
-                matches[place] = msgspec.structs.replace(match, named=msgspec.structs.replace(match.named, address=address))
+                matches[place] = msgspec.structs.replace(
+                    match, named=msgspec.structs.replace(match.named, address=address)
+                )
         wanted = {
             place: (feedback, _addresses(feedback))
             for place, feedback in fresh.items()
@@ -219,7 +221,9 @@ class Desk:
     def _counts(self, folder: Path) -> SoftCounts:
         if folder not in self._soft:
             table = self._settings
-            limit = SoftLimit(table.soft_bounces, table.soft_over.seconds / 86400.0, table.soft_within.seconds / 86400.0)
+            limit = SoftLimit(
+                table.soft_bounces, table.soft_over.seconds / 86400.0, table.soft_within.seconds / 86400.0
+            )
             counts = SoftCounts(limit)
             for _, past in feedback_tables([folder / SOFT_FOLDER]):
                 ats = past["at"].cast("int64").to_pylist()

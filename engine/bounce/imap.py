@@ -162,7 +162,9 @@ class ImapSource:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
         try:
-            client = IMAPClient(self._host, port=self._port, ssl=self._is_tls, ssl_context=context if self._is_tls else None, timeout=60)
+            client = IMAPClient(
+                self._host, port=self._port, ssl=self._is_tls, ssl_context=context if self._is_tls else None, timeout=60
+            )
             if not self._is_tls and context is not None:
                 client.starttls(context)
             client.login(self._user, self._password)
@@ -191,11 +193,16 @@ def _words(problem: BaseException) -> str:
 
 def _password(table: ImapTable, from_url: str | None, folder: Path | None) -> str:
     if from_url is not None:
-        raise SettingsError(file="[[bounces.imap]]", problem="a password does not belong into the url: use password_env or password_file")
+        raise SettingsError(
+            file="[[bounces.imap]]",
+            problem="a password does not belong into the url: use password_env or password_file",
+        )
     if table.password_env:
         value = os.environ.get(table.password_env)
         if value is None:
-            raise SettingsError(file="[[bounces.imap]]", problem=f"the environment variable {table.password_env} is not set")
+            raise SettingsError(
+                file="[[bounces.imap]]", problem=f"the environment variable {table.password_env} is not set"
+            )
         return value
     if table.password_file:
         path = (folder or Path()) / table.password_file

@@ -72,7 +72,9 @@ def report(folders: Sequence[Path], *, most: int = 50) -> BounceReport:
                 provisional[record["provider"]] += 1
             if record["decision"] in (Decision.UNMATCHED, Decision.FORGED) and len(for_people) < most:
                 for_people.append(
-                    Problem(record["message"], record["kind"], record["decision"], record["source"], record["text"][:120])
+                    Problem(
+                        record["message"], record["kind"], record["decision"], record["source"], record["text"][:120]
+                    )
                 )
     return BounceReport(
         messages=len(kinds),
@@ -96,15 +98,25 @@ def table(told: BounceReport) -> str:
     """The report as text."""
     lines = [f"{told.messages} messages came back: {told.rows_bounced} rows bounced ({told.rows_hard} hard), "
              f"{told.rows_complained} complained"]  # fmt: skip
-    for title, counts in (("kind", told.kinds), ("reason", told.classes), ("provider", told.providers), ("done", told.decisions)):
+    for title, counts in (
+        ("kind", told.kinds),
+        ("reason", told.classes),
+        ("provider", told.providers),
+        ("done", told.decisions),
+    ):
         if counts:
             lines.append("")
             lines += [f"{title:10} {name:24} {count:>9,}" for name, count in counts.items()]
     if told.provisional:
         lines.append("")
-        lines += [f"doubted    {provider:24} {count:>9,}   confirm with: engine bounces confirm {provider}" for provider, count in told.provisional.items()]
+        lines += [
+            f"doubted    {provider:24} {count:>9,}   confirm with: engine bounces confirm {provider}"
+            for provider, count in told.provisional.items()
+        ]
     if told.for_people:
         lines.append("")
         lines.append("for people to look at:")
-        lines += [f"  {one.message[:12]}  {one.decision:10} {one.kind:16} {one.source}  {one.text}" for one in told.for_people]
+        lines += [
+            f"  {one.message[:12]}  {one.decision:10} {one.kind:16} {one.source}  {one.text}" for one in told.for_people
+        ]
     return "\n".join(lines)

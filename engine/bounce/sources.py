@@ -226,8 +226,10 @@ class MboxSource:
                     return
                 with mmap.mmap(file.fileno(), state.st_size, access=mmap.ACCESS_READ) as mapped:
                     for begin, end in _mbox_messages(mapped, start):
-                        raw = mapped[begin:end] if end - begin <= HEAD + TAIL else (
-                            mapped[begin : begin + HEAD] + b"\n" + mapped[end - TAIL : end]
+                        raw = (
+                            mapped[begin:end]
+                            if end - begin <= HEAD + TAIL
+                            else (mapped[begin : begin + HEAD] + b"\n" + mapped[end - TAIL : end])
                         )
                         yield Found(incoming=Incoming(raw=raw, source=self.name), place=begin)
                 self._read_to = (state.st_ino, state.st_size)

@@ -27,7 +27,10 @@ class NoSources(EngineError):
     """Nothing to read: no source is named, and {folder} has none in [bounces]."""
 
     exit_code = Exit.USAGE
-    hint = "Name a Maildir, an mbox, a folder of messages, or `-` for one message on stdin; or set [bounces] sources or [[bounces.imap]]."
+    hint = (
+        "Name a Maildir, an mbox, a folder of messages, or `-` for one message on stdin; "
+        "or set [bounces] sources or [[bounces.imap]]."
+    )
 
 
 class NotEverythingRead(EngineError):
@@ -164,7 +167,9 @@ def _open_sources(named: Sequence[str], ours: Ours, delete: bool) -> list[Source
     delete = delete or table.delete_handled
     opened = [open_source(first.folder / name, unmatched, delete=delete) for name in table.sources]
     opened += [
-        ImapSource(imap, mailbox, delete=delete, folder=first.folder) for imap in table.imap for mailbox in imap.mailboxes
+        ImapSource(imap, mailbox, delete=delete, folder=first.folder)
+        for imap in table.imap
+        for mailbox in imap.mailboxes
     ]
     return opened
 
