@@ -28,6 +28,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("engine.commands.results", "report"),
     "retry-list": ("engine.commands.results", "retry_list"),
     "sink": ("engine.commands.sink", "sink"),
+    "bounces": ("engine.commands.bounces", "bounces"),
+    "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 
 
