@@ -325,8 +325,8 @@ class Scheduler:
             if place is not None and place.suspension is not None and place.suspension.until == until:
                 self.resume_lane(lane)
         if self._base is not None:
-            tick_now = (now - self._base) // TICK_S
-            while self._ticks and self._ticks[0] <= tick_now:
+            # The very sum that `next_due` tells: a quotient would round otherwise, and a driver would wake for nothing.
+            while self._ticks and self._base + self._ticks[0] * TICK_S <= now:
                 self._ring(self._wheel.pop(heapq.heappop(self._ticks)), now)
         while self._expiries and self._expiries[0][0] <= now:
             _, lane = heapq.heappop(self._expiries)

@@ -248,6 +248,18 @@ def test_rows_deferred_before_a_restart_keep_their_first_attempt() -> None:
     assert scheduler.history(3) == (4, -80_000.0)
 
 
+def test_what_is_due_is_due_at_the_time_told() -> None:
+    rng = random.Random(5)
+    for _ in range(500):
+        scheduler = fresh()
+        now = rng.uniform(0, 1e6)
+        scheduler.defer(1, 0, due_at=now + rng.uniform(0, 4000), attempt=1, first_at=now, expires_at=now + 1e5)
+        due = scheduler.next_due()
+        assert due is not None
+        scheduler.advance(due)
+        assert scheduler.waiting == 0
+
+
 def test_a_clock_that_jumps_ahead_brings_everything_due_at_once() -> None:
     scheduler = fresh()
     for row in range(100):
