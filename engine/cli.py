@@ -12,7 +12,18 @@ from engine.errors import EngineError, Exit
 
 # command -> (module, function); modules load only when their command is asked for, so that `engine --help` is quick
 # and a missing extra is felt only by the command that needs it.
-COMMANDS: dict[str, tuple[str, str]] = {}
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("engine.commands.campaign", "init"),
+    "plan": ("engine.commands.plan", "plan"),
+    "send": ("engine.commands.send", "send"),
+    "status": ("engine.commands.status", "status"),
+    "doubt": ("engine.commands.doubt", "doubt"),
+    "prepare": ("engine.commands.prepare", "prepare"),
+    "inspect": ("engine.commands.prepare", "inspect_command"),
+    "suppress": ("engine.commands.suppress", "suppress"),
+    "forget": ("engine.commands.suppress", "forget"),
+    "sink": ("engine.commands.sink", "sink"),
+}
 
 
 class LazyGroup(click.Group):
@@ -39,10 +50,14 @@ def engine() -> None:
 def main() -> None:
     """Run the command line; the process ends with a code of the table in README."""
     if sys.platform == "win32":
-        click.echo("error: Windows is not supported: the send log needs flock and fdatasync. Use Linux or macOS.", err=True)
+        click.echo(
+            "error: Windows is not supported: the send log needs flock and fdatasync. Use Linux or macOS.", err=True
+        )
         sys.exit(Exit.USAGE)
     try:
-        engine.main(standalone_mode=False)
+        # A command's `ctx.exit(code)` comes back as the value.
+        code = engine.main(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else Exit.DONE)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
     except click.ClickException as refused:

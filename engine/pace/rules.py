@@ -48,7 +48,6 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     class_: Class_
     providers: frozenset[str] = frozenset()
-    anywhere: bool = True  # its text is so particular that it holds where the provider is not known
     stages: frozenset[str] = frozenset()
     codes: frozenset[int] = frozenset()
     enhanced: re.Pattern[str] | None = None
@@ -74,7 +73,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _ENHANCED = re.compile(r"(?<![\d.])([245]\.\d{1,3}\.\d{1,3})(?![\d.]*\d)")
-_ADDRESS = re.compile(r"<?[^\s<>@\"]{1,64}@[\w.-]{3,255}>?")
+_ADDRESS = re.compile(r"<?[^\s<>@\"()\[\],;:]{1,64}@[\w.-]{3,255}>?")
 _IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)|(?<![\w:])(?:[0-9a-f]{1,4}:){3,}[0-9a-f:]+", re.I)
 # Queue ids and session tokens: twelve or more letters and digits, mixed. `RL000001`, `OFR004_104` are shorter.
 _TOKEN = re.compile(r"\b(?=\w*\d)(?=\w*[a-z])\w{12,}(?:[.-]\w+)*", re.I)
@@ -124,8 +123,9 @@ def stage_named(stage: str) -> str:
 class RuleBook:
     """All rules in force, the campaign's before the shipped ones, a provider's before the general ones."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[Rule], fingerprints: Iterable[tuple[str, re.Pattern[str]]] = ()) -> None:
         self.rules = tuple(rules)
+        self._fingerprints = tuple(fingerprints)
         self._by_provider: dict[str | None, dict[int, list[Rule]]] = {}
         self._seen: dict[tuple[str, int, str, str | None], Judgement] = {}
         self._named = {provider for rule in self.rules for provider in rule.providers}
@@ -151,6 +151,9 @@ class RuleBook:
     def _decide(self, stage: str, code: int, text: str, provider: str | None) -> Judgement:
         if not 400 <= code < 600:
             return _no_refusal(stage, code)
+        if not provider:
+            # Behind a relay, or in a delivery report, the words themselves say whose they are.
+            provider = next((name for name, mark in self._fingerprints if mark.search(text)), provider)
         for rule in self._rules_for(provider, code):
             if rule.fits(stage, _enhanced_in(text), text):
                 return _judgement(rule, stage, code, text)
@@ -163,7 +166,7 @@ class RuleBook:
                 rule
                 for rule in self.rules
                 if (not rule.codes or code in rule.codes)
-                and (not rule.providers or provider in rule.providers or (provider is None and rule.anywhere))
+                and (not rule.providers or provider in rule.providers)
             ]
         return table[code]
 
@@ -242,7 +245,6 @@ class RuleText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     name: str
     class_: Class_ = msgspec.field(name="class")
     provider: str | list[str] = []
-    anywhere: bool = True
     stage: str | list[str] = []
     code: int | str | list[int | str] = []
     enhanced: str | list[str] = []
@@ -265,19 +267,27 @@ class RuleText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     not_: list[str] = msgspec.field(name="not", default=[])
 
 
+class FingerprintText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One [[fingerprint]]: words by which a provider's replies are known where the provider is not."""
+
+    provider: str
+    text: str
+
+
 class RuleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A file of rules."""
 
-    rule: list[RuleText]
+    rule: list[RuleText] = []
+    fingerprint: list[FingerprintText] = []
 
 
 SHIPPED = Path(__file__).with_name("replies.toml")
 
 
-def read_rules(path: Path) -> list[RuleText]:
+def read_rules(path: Path) -> RuleFile:
     """The rules of one file as they are written; raises RuleError."""
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=RuleFile, dec_hook=decode_custom).rule
+        return msgspec.toml.decode(path.read_bytes(), type=RuleFile, dec_hook=decode_custom)
     except OSError as problem:
         raise RuleError(file=path.name, rule="-", problem=problem.strerror) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as problem:
@@ -289,8 +299,15 @@ def load_rules(*extra: Path) -> RuleBook:
     files = [*reversed(extra), SHIPPED]
     rules: list[Rule] = []
     names: set[str] = set()
+    fingerprints: list[tuple[str, re.Pattern[str]]] = []
     for path in files:
-        compiled = [_compiled(text, path.name) for text in read_rules(path)]
+        written = read_rules(path)
+        compiled = [_compiled(text, path.name) for text in written.rule]
+        for mark in written.fingerprint:
+            try:
+                fingerprints.append((mark.provider, re.compile(mark.text)))
+            except re.error as problem:
+                raise RuleError(file=path.name, rule=f"fingerprint of {mark.provider}", problem=problem) from None
         for rule in compiled:
             if rule.name in names:
                 raise RuleError(file=path.name, rule=rule.name, problem="the name is taken by another rule")
@@ -298,7 +315,7 @@ def load_rules(*extra: Path) -> RuleBook:
         # A provider's own words before general ones.
         rules += [rule for rule in compiled if rule.providers]
         rules += [rule for rule in compiled if not rule.providers]
-    return RuleBook(rules)
+    return RuleBook(rules, fingerprints)
 
 
 def _compiled(text: RuleText, file: str) -> Rule:
@@ -337,7 +354,6 @@ def _compiled(text: RuleText, file: str) -> Rule:
             name=text.name,
             class_=text.class_,
             providers=frozenset(_listed(text.provider)),
-            anywhere=text.anywhere and text.text is not None,
             stages=stages,
             codes=frozenset(code for part in _listed(text.code) for code in _codes(part)),
             enhanced=_enhanced_pattern(_listed(text.enhanced)),

@@ -130,6 +130,10 @@ def test_rows_expire_by_clock_wherever_they_wait() -> None:
     assert scheduler.counts(0).due == 4
     expired = scheduler.advance(700.0)
     assert sorted(expired) == [0, 1, 2, 3, 9]
+    assert scheduler.history(9) == (3, 0.0), "told until the next advance"
+    assert scheduler.history(0) == (1, 0.0)
+    scheduler.advance(701.0)
+    assert scheduler.history(9) == (0, None)
     scheduler.check()
 
 

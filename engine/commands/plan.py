@@ -1,0 +1,185 @@
+"""`engine plan`: decide everything that can be decided before the first connection."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import click
+import msgspec
+
+from engine.campaign import (
+    Campaign,
+    fingerprint,
+    frozen_fingerprint,
+    make_private_folder,
+    sync_folder,
+    write_whole,
+)
+from engine.clock import SystemClock
+from engine.commands.common import campaign_option
+from engine.compose.keys import load_keys, write_token_table
+from engine.compose.render import build_composer
+from engine.config import Settings, SettingsError
+from engine.control.sqlite import SqliteStore
+from engine.errors import EngineError, Exit
+from engine.planner import ListShape, Mixing, cut_batches, cut_partitions, expand, read_shape, sample_mixing
+from formats import listmeta
+from formats import plan as plan_format
+from formats.plan import Plan
+from formats.verp import TokenOrigin
+
+
+class LogsExist(EngineError):
+    """The campaign in {folder} has a plan and {logs} send logs: rows of it may have been sent."""
+
+    exit_code = Exit.PLAN
+    hint = "Go on with `engine send`. `engine plan --replace` puts plan, store and logs aside and starts from nothing."
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="LIST...")
+@campaign_option
+@click.option("--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True, help="One per machine.")
+@click.option("--replace", is_flag=True, help="Put an existing plan, store and logs aside first.")
+@click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object on stdout.")
+def plan(sources: tuple[str, ...], campaign: Campaign, partitions: int, replace: bool, as_json: bool) -> None:
+    """Number the rows of LIST (files, folders, patterns, URIs), cut them into batches and partitions, and freeze them
+    with templates and settings.
+
+    \b
+    engine plan list.parquet
+    engine plan 'lists/*.parquet' --partitions 5
+    """
+    started = time.perf_counter()
+    settings = campaign.settings()
+    logs = campaign.log_files()
+    if (logs or campaign.plan_file.exists()) and not replace and logs:
+        raise LogsExist(folder=campaign.folder, logs=len(logs))
+    paths = expand(sources, campaign.folder)
+    shape = read_shape(paths, settings.list.address_column, settings.list.id_column)
+    made = make_plan(campaign, settings, shape, partitions, SystemClock().wall_us())
+    mixing = sample_mixing(shape) if shape.rows else None
+    if replace:
+        _put_aside(campaign)
+    _store(campaign, settings, made)
+    if as_json:
+        click.echo(msgspec.json.encode(_figures(made, mixing)).decode())
+    else:
+        _tell(campaign, made, mixing, time.perf_counter() - started)
+
+
+def make_plan(campaign: Campaign, settings: Settings, shape: ListShape, partitions: int, now_us: int) -> Plan:
+    """The plan of this list under these settings; raises the errors of composing (template, key, column)."""
+    composer = build_composer(settings, campaign.folder, shape.schema)
+    batches = cut_batches([rows for file in shape.files for rows in file.row_groups], settings.list.batch_rows)
+    domains, providers = _counts(shape)
+    wanted = {shape.address_column, shape.id_column, *composer.columns}
+    return Plan(
+        campaign_id=settings.campaign.id,
+        planned_at_us=now_us,
+        rows=shape.rows,
+        files=shape.files,
+        batches=batches,
+        partitions=cut_partitions(batches, partitions),
+        address_column=shape.address_column,
+        id_column=shape.id_column,
+        columns=[name for name in shape.schema.names if name in wanted],
+        list_id=settings.campaign.list_id,
+        list_fingerprint=fingerprint(*(file.fingerprint.encode() for file in shape.files)),
+        settings_fingerprint=frozen_fingerprint(settings),
+        templates_fingerprint=composer.fingerprint,
+        key_id=load_keys(campaign.folder / settings.keys.file).current_id,
+        store="postgresql" if settings.control.store.startswith("postgresql:") else "sqlite",
+        provider_rows=providers,
+        domain_rows=domains,
+    )
+
+
+def _counts(shape: ListShape) -> tuple[dict[str, int], dict[str, int]]:
+    """Rows per domain and provider as `engine prepare` noted them in every file, else nothing."""
+    domains: dict[str, int] = {}
+    providers: dict[str, int] = {}
+    for metadata in shape.metadata:
+        raw = metadata.get(listmeta.KEY)
+        if raw is None:
+            return {}, {}
+        try:
+            noted = listmeta.decode(raw)
+        except listmeta.ListMetaError:
+            return {}, {}  # a list of a newer `prepare` is planned like one that nobody prepared
+        for domain, rows in noted.domain_rows.items():
+            domains[domain] = domains.get(domain, 0) + rows
+        for provider, rows in noted.provider_rows.items():
+            providers[provider] = providers.get(provider, 0) + rows
+    return domains, providers
+
+
+def _put_aside(campaign: Campaign) -> None:
+    aside = campaign.folder / "replaced" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    make_private_folder(aside)
+    for path in (campaign.plan_file, campaign.logs, campaign.report, campaign.run):
+        if path.exists():
+            shutil.move(str(path), aside / path.name)
+    for path in campaign.folder.glob("control.sqlite*"):
+        shutil.move(str(path), aside / path.name)
+
+
+def _store(campaign: Campaign, settings: Settings, made: Plan) -> None:
+    """Write plan and store; where we die in between, `plan` can simply be run again: no log exists yet."""
+    if made.store != "sqlite":
+        problem = "control.store: only SQLite in the campaign folder is known to this version"
+        raise SettingsError(file=campaign.folder / "campaign.toml", problem=problem)
+    make_private_folder(campaign.folder)
+    make_private_folder(campaign.logs)
+    raw = plan_format.encode(made)
+    write_token_table(
+        campaign.folder, TokenOrigin(campaign_id=made.campaign_id, list_id=made.list_id or "", key_id=made.key_id)
+    )
+    store = SqliteStore(campaign.store_file)
+    try:
+        store.load_plan(made, fingerprint(raw), made.planned_at_us, replace=True)
+    finally:
+        store.close()
+    write_whole(campaign.plan_file, raw)
+    sync_folder(campaign.folder)
+    os.chmod(campaign.folder, 0o700)
+
+
+def _figures(made: Plan, mixing: Mixing | None) -> dict[str, object]:
+    return {
+        "campaign": made.campaign_id,
+        "rows": made.rows,
+        "files": len(made.files),
+        "row_groups": sum(len(file.row_groups) for file in made.files),
+        "batches": len(made.batches),
+        "partitions": [
+            sum(made.batches[b].rows for b in range(p.first_batch, p.first_batch + p.batches)) for p in made.partitions
+        ],
+        "mixing": msgspec.to_builtins(mixing) if mixing else None,
+    }
+
+
+def _tell(campaign: Campaign, made: Plan, mixing: Mixing | None, seconds: float) -> None:
+    figures = _figures(made, mixing)
+    click.echo(
+        f"campaign {made.campaign_id}: {made.rows:,} rows in {len(made.files)} file(s) and {figures['row_groups']:,}"
+        f" row groups, cut into {len(made.batches):,} batches and {len(made.partitions)} partition(s) ({seconds:.1f} s)"
+    )
+    if mixing is not None and mixing.shares:
+        top = ", ".join(f"{domain} {share:.1f} %" for domain, share in mixing.shares[:5])
+        click.echo(f"  largest domains in a sample of {mixing.sampled_rows:,} rows: {top}")
+        if mixing.empty_rows:
+            click.echo(f"  {mixing.empty_rows:,} of them have no address; they will be `invalid`", err=True)
+    if mixing is not None and mixing.is_bad:
+        click.echo(
+            f"warning: the list is badly mixed: {mixing.worst_domain} is {mixing.worst_points:.0f} points off its share"
+            " in a row group, so its provider will be asked for all of them at once.\n"
+            "  next: mix it with `engine prepare LIST -o mixed.parquet`, then plan that.",
+            err=True,
+        )
+    sends = [f"engine send --partition {p}" for p in range(len(made.partitions))]
+    where = "" if campaign.folder == Path("campaign") else f" --campaign {campaign.folder}"
+    click.echo(f"  next: {sends[0]}{where}" + (f" ... {sends[-1]}{where}" if len(sends) > 1 else ""))

@@ -1,0 +1,505 @@
+"""All logs of a campaign, in any order, from any number of machines: the last word on every row, and what happened.
+
+PROTOCOL "Merging". Each log is read once, verified as it is read; its attempts are scattered over spans of rows and
+each span's last words are found on dense arrays: no joins, no sort of the whole. What is in memory is a byte per row of
+the list and one span per thread.
+
+A row that no log names is unsent. What is damaged is named and the rest is merged.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from engine.errors import Exit, worst
+from engine.results import scan as scanning
+from engine.results.feedback import Feedback
+from engine.results.reports import reported
+from engine.results.resolve import Duplicate, Resolved, resolve
+from engine.results.scan import Scanned, ScanTask, scan
+from engine.results.spool import SPAN_ROWS, Spool, SpoolWriter
+from engine.results.tally import Tally, merged
+from formats.outcomes import WORDS, Outcome
+from formats.plan import Plan
+from formats.sendlog import LogDamaged
+
+Numbers = npt.NDArray[Any]
+
+# Below this much log the start of a process costs more than it reads.
+_WORTH_PROCESSES = 48_000_000
+
+
+class Decided(Protocol):
+    """An operator's word on one intent in doubt; `Decision`, or the control store's own."""
+
+    @property
+    def log_id(self) -> str: ...
+    @property
+    def serial(self) -> int: ...
+    @property
+    def row(self) -> int: ...
+    @property
+    def what(self) -> str: ...
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """An operator's word on one intent in doubt. `serial` 0: on whatever is in doubt for `row` in that log."""
+
+    log_id: str
+    serial: int
+    row: int
+    what: str  # "resend" or "accept"
+    who: str
+    at_us: int
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """Something that a file which should be whole has lost, or a file that does not belong here."""
+
+    path: str
+    problem: str
+    log_id: str | None = None
+
+
+class LogSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One log that was merged."""
+
+    log_id: str
+    path: str
+    machine: str
+    worker: int
+    records: int
+    in_doubt: int
+    is_closed: bool
+    torn: int
+    bytes: int
+    first_us: int
+    last_us: int
+
+
+class PartitionSummary(msgspec.Struct, frozen=True):
+    """A partition's rows, and how many of them no log names."""
+
+    number: int
+    first_row: int
+    rows: int
+    not_reached: int
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A kind of reply that was no yes: how often, and one as it was received."""
+
+    provider: str | None
+    verdict: int
+    code: int
+    words: str
+    count: int
+    example: str
+
+
+class Event(msgspec.Struct, frozen=True):
+    """Something the engine noted beside its results."""
+
+    at_us: int
+    provider: str | None
+    source: str | None
+    machine: str
+    text: str
+
+
+class Merged(msgspec.Struct, kw_only=True):
+    """What the logs prove. `word[row]` is the row's last word, a place in `formats.outcomes.WORDS`."""
+
+    plan: Plan
+    word: Numbers
+    counts: Numbers  # rows per word
+    provider_counts: Numbers  # [provider, word], provider 0 is "none"
+    providers: list[str | None]
+    sources: list[str | None]
+    machines: list[str]  # by number of log
+    logs: list[LogSummary]
+    damage: list[Damage]
+    notes: list[str]
+    duplicates: list[Duplicate]
+    partitions: list[PartitionSummary]
+    tally: Tally
+    replies: list[Reply]
+    events: list[Event]
+    feedback: Feedback
+    store_missing: bool = False  # the plan used a shared store and it was not asked: unsent rows are unknown
+    _spool: Spool
+    _provider_maps: list[Numbers]
+    _source_maps: list[Numbers]
+    _same_log: Numbers
+    _resent: frozenset[int]
+    _scratch: Any
+
+    @property
+    def rows(self) -> int:
+        return self.plan.rows
+
+    @property
+    def outcomes(self) -> dict[Outcome, int]:
+        """Rows per outcome, all seven of them."""
+        found = dict.fromkeys(Outcome, 0)
+        for (outcome, _), count in zip(WORDS, self.counts.tolist(), strict=True):
+            found[outcome] += count
+        return found
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Rows per `outcome/reason`, where there are any."""
+        return {
+            f"{outcome}/{reason}": count
+            for (outcome, reason), count in zip(WORDS, self.counts.tolist(), strict=True)
+            if reason is not None and count
+        }
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the seven outcomes sum to the rows of the plan."""
+        return sum(self.outcomes.values()) == self.plan.rows and not self.gaps()
+
+    def gaps(self) -> list[str]:
+        """Where the plan itself does not add up: files, batches and rows must tell the same number."""
+        told = {
+            "the files": sum(file.rows for file in self.plan.files),
+            "the batches": sum(batch.rows for batch in self.plan.batches),
+        }
+        return [
+            f"{who} of the plan have {n} rows, the plan {self.plan.rows}"
+            for who, n in told.items()
+            if n != self.plan.rows
+        ]
+
+    @property
+    def exit_code(self) -> Exit:
+        """The worst that is so."""
+        codes = [Exit.DONE]
+        outcomes = self.outcomes
+        if not self.adds_up:
+            codes.append(Exit.BUG)
+        if self.duplicates:
+            codes.append(Exit.DUPLICATES)
+        if self.damage or self.store_missing:
+            codes.append(Exit.LOG_DAMAGED)
+        if outcomes[Outcome.IN_DOUBT]:
+            codes.append(Exit.IN_DOUBT)
+        if outcomes[Outcome.UNSENT]:
+            codes.append(Exit.ROWS_OPEN)
+        return worst(*codes)
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """(first row, rows) of each span, in order."""
+        for first in range(0, self.plan.rows, SPAN_ROWS):
+            yield first, min(SPAN_ROWS, self.plan.rows - first)
+
+    def resolved(self, first_row: int) -> Resolved:
+        """The details of the span that begins at `first_row`. May be called from several threads."""
+        rows = min(SPAN_ROWS, self.plan.rows - first_row)
+        pieces = self._spool.read(first_row // SPAN_ROWS)
+        found = resolve(first_row, rows, pieces, self._provider_maps, self._source_maps, self._same_log, self._resent)
+        self.feedback.apply(found)
+        return found
+
+    def close(self) -> None:
+        """Remove the scratch files. `resolved` cannot be asked afterwards."""
+        self._scratch.cleanup()
+
+    def __enter__(self) -> Merged:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def merge(
+    plan: Plan,
+    logs: Sequence[Path],
+    *,
+    decisions: Sequence[Decided] = (),
+    reports: Iterable[pa.RecordBatch] | None = None,
+    feedback: Feedback | None = None,
+    plan_fingerprint: str | None = None,
+    processes: int = 2,
+    scratch: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Merged:
+    """Everything the logs prove of the plan's rows. Close what is returned, or use it in a `with`.
+
+    `reports` are what a shared store knows (`engine.results.reports`), None where it was not asked. A log that names
+    another campaign, or another plan than `plan_fingerprint`, is refused by name and the rest is merged. `scratch` is
+    where temporary files may lie, about 15 bytes per record. `progress(done, of)` counts bytes of logs.
+    """
+    folder = tempfile.TemporaryDirectory(prefix=".merge-", dir=scratch)
+    spool = Spool(Path(folder.name))
+    damage: list[Damage] = []
+    notes: list[str] = []
+    chosen = _choose(plan, logs, plan_fingerprint, damage, notes)
+    of_log, of_row = _by_log(decisions)
+    tasks = [
+        ScanTask(str(path), number, plan.rows, str(spool.path(number)), of_log.get(log_id, {}), of_row.get(log_id, {}))
+        for number, (log_id, path) in enumerate(chosen)
+    ]
+    scanned = _scan_all(tasks, processes, damage, progress)
+    for one in scanned:
+        spool.add(one.pieces)
+        _judge(one, damage, notes)
+    damage += [Damage(path, problem) for path, problem in (feedback.damage if feedback is not None else [])]
+    providers: dict[str, int] = {}
+    sources: dict[str, int] = {}
+    # By number of log; the numbers of logs that could not be read stay, so that the others keep theirs.
+    provider_maps = [np.zeros(1, np.int32) for _ in tasks]
+    source_maps = [np.zeros(1, np.int32) for _ in tasks]
+    machines = ["" for _ in tasks]
+    origin = list(range(len(tasks)))
+    for one in scanned:
+        provider_maps[one.log] = scanning.names(one.providers, one.most_provider, providers)
+        source_maps[one.log] = scanning.names(one.sources, one.most_source, sources)
+        machines[one.log] = one.header.sender
+    if reports is not None:
+        whole = {one.header.log_id for one in scanned if one.damage is None}
+        numbers = {log_id: number for number, (log_id, _) in enumerate(chosen)}
+        for part in reported(reports, plan.rows, whole, of_row, providers, sources):
+            number = len(machines)
+            writer = SpoolWriter(spool.path(number), number)
+            writer.add(part.attempts)
+            writer.close()
+            spool.add(writer.pieces)
+            machines.append(part.machine)
+            origin.append(numbers.get(part.log_id, number))
+            if part.log_id not in whole:
+                notes.append(
+                    f"log {part.log_id} of {part.machine}: {len(part.attempts):,} words are known from the control"
+                    " store; replies and times within the attempt were lost with the machine"
+                )
+        # Reports are numbered in the merge's own numbers.
+        same = np.arange(max(len(providers), len(sources)) + 1, dtype=np.int32)
+        provider_maps += [same] * (len(machines) - len(provider_maps))
+        source_maps += [same] * (len(machines) - len(source_maps))
+    provider_names: list[str | None] = [None, *providers]
+    source_names: list[str | None] = [None, *sources]
+    found = Merged(
+        plan=plan,
+        word=np.zeros(plan.rows, np.uint8),
+        counts=np.zeros(len(WORDS), np.int64),
+        provider_counts=np.zeros((len(provider_names), len(WORDS)), np.int64),
+        providers=provider_names,
+        sources=source_names,
+        machines=machines,
+        logs=[_summary(one) for one in scanned],
+        damage=damage,
+        notes=notes,
+        duplicates=[],
+        partitions=[],
+        tally=merged([_renumbered(one.tally, provider_maps[one.log]) for one in scanned]),
+        replies=_replies(scanned, provider_maps, provider_names),
+        events=_events(scanned, provider_maps, source_maps, provider_names, source_names),
+        feedback=feedback or Feedback(),
+        store_missing=plan.store != "sqlite" and reports is None,
+        _spool=spool,
+        _provider_maps=provider_maps,
+        _source_maps=source_maps,
+        _same_log=np.array(origin, np.int32),
+        _resent=frozenset(decision.row for decision in decisions if decision.what == "resend"),
+        _scratch=folder,
+    )
+    _account(found, processes)
+    return found
+
+
+def _choose(
+    plan: Plan, logs: Sequence[Path], fingerprint: str | None, damage: list[Damage], notes: list[str]
+) -> list[tuple[str, Path]]:
+    """The logs that belong here, each once, in the order of their ids: whatever order they were named in."""
+    copies: dict[str, list[Path]] = {}
+    for path in sorted({path.resolve() for path in logs}):
+        if path.exists() and path.stat().st_size == 0:
+            notes.append(f"{path} is empty: its worker ended before it attempted anything")
+            continue
+        try:
+            header = scanning.open_log(str(path)).log.header
+        except LogDamaged as problem:
+            damage.append(Damage(str(path), str(problem)))
+            continue
+        if header.campaign_id != plan.campaign_id:
+            problem_text = f"is a log of campaign {header.campaign_id!r}, not of {plan.campaign_id!r}: not merged"
+            damage.append(Damage(str(path), problem_text, header.log_id))
+        elif fingerprint is not None and header.plan_fingerprint != fingerprint:
+            damage.append(Damage(str(path), "was written for another plan of this campaign: not merged", header.log_id))
+        else:
+            copies.setdefault(header.log_id, []).append(path)
+    return [(log_id, _longest(log_id, paths, damage, notes)) for log_id, paths in sorted(copies.items())]
+
+
+def _longest(log_id: str, paths: list[Path], damage: list[Damage], notes: list[str]) -> Path:
+    """Of copies of one log the one with the longest whole prefix."""
+    if len(paths) == 1:
+        return paths[0]
+    verified = sorted(((scanning.verified_length(str(path)), path) for path in paths), key=lambda v: (-v[0][0], v[1]))
+    (_, _, seals), best = verified[0]
+    for (length, seal, _), path in verified[1:]:
+        if length and seals.get(length) != seal:
+            damage.append(Damage(str(path), f"has the id of {best} and other content: not merged", log_id))
+        else:
+            notes.append(f"{path} is a copy of {best}: counted once")
+    return best
+
+
+def _by_log(decisions: Sequence[Decided]) -> tuple[dict[str, dict[int, str]], dict[str, dict[int, str]]]:
+    """log id -> serial -> what, and log id -> row -> what for those without a serial. `accept` outweighs `resend`."""
+    of_log: dict[str, dict[int, str]] = {}
+    of_row: dict[str, dict[int, str]] = {}
+    for decision in sorted(decisions, key=lambda d: d.what == "accept"):
+        if decision.serial:
+            of_log.setdefault(decision.log_id, {})[decision.serial] = decision.what
+        else:
+            of_row.setdefault(decision.log_id, {})[decision.row] = decision.what
+    return of_log, of_row
+
+
+def _scan_all(
+    tasks: list[ScanTask], processes: int, damage: list[Damage], progress: Callable[[int, int], None] | None
+) -> list[Scanned]:
+    """All logs, the largest first so that the last process is not left with a long one."""
+    sizes = {task.log: Path(task.path).stat().st_size for task in tasks}
+    total, done = sum(sizes.values()), 0
+    scanned: list[Scanned] = []
+
+    def note(task: ScanTask, take: Callable[[], Scanned]) -> None:
+        nonlocal done
+        try:
+            scanned.append(take())
+        except LogDamaged as problem:
+            damage.append(Damage(task.path, str(problem)))
+        done += sizes[task.log]
+        if progress is not None:
+            progress(done, total)
+
+    if processes < 2 or len(tasks) < 2 or total < _WORTH_PROCESSES:
+        for task in tasks:
+            note(task, lambda task=task: scan(task))  # type: ignore[misc]  # a default binds the loop's value
+    else:
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(min(processes, len(tasks)), mp_context=spawn) as pool:
+            running = {pool.submit(scan, task): task for task in sorted(tasks, key=lambda t: -sizes[t.log])}
+            for future in as_completed(running):
+                note(running[future], future.result)
+    return sorted(scanned, key=lambda one: one.log)
+
+
+def _judge(one: Scanned, damage: list[Damage], notes: list[str]) -> None:
+    """What is wrong with a log, and what is only worth a word."""
+    log_id = one.header.log_id
+    if one.damage is not None:
+        damage.append(Damage(one.path, one.damage, log_id))
+    elif one.torn:
+        notes.append(f"{one.path} ends in {one.torn:,} bytes of a batch that was never finished: its worker was killed")
+    elif not one.is_closed:
+        notes.append(f"{one.path} was not closed: its worker was killed, or still runs")
+    if one.beyond:
+        damage.append(Damage(one.path, f"{one.beyond:,} records name rows that the plan does not have", log_id))
+    if one.mismatched:
+        damage.append(Damage(one.path, f"{one.mismatched:,} results name another row than their intent", log_id))
+
+
+def _summary(one: Scanned) -> LogSummary:
+    return LogSummary(
+        log_id=one.header.log_id,
+        path=one.path,
+        machine=one.header.sender,
+        worker=one.header.worker,
+        records=one.intents + one.results,
+        in_doubt=one.in_doubt,
+        is_closed=one.is_closed,
+        torn=one.torn,
+        bytes=one.length,
+        first_us=one.first_us,
+        last_us=one.last_us,
+    )
+
+
+def _renumbered(counts: Tally, providers: Numbers) -> Tally:
+    known = np.minimum(counts.provider, len(providers) - 1)
+    return Tally(providers[known].astype(np.int64), counts.verdict, counts.code, counts.minute, counts.count)
+
+
+def _replies(scanned: list[Scanned], maps: list[Numbers], names: list[str | None]) -> list[Reply]:
+    counts: Counter[tuple[str | None, int, int, str]] = Counter()
+    examples: dict[tuple[str | None, int, int, str], str] = {}
+    for one in scanned:
+        for (provider, verdict, code, words), count, example in one.replies:
+            name = (names[int(maps[one.log][provider])], verdict, code, words)
+            counts[name] += count
+            # The first in the order of the alphabet: the same whatever order the logs came in.
+            examples[name] = min(examples.get(name, example), example)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0][0] or "", item[0][1:]))
+    return [Reply(*name, count, examples[name]) for name, count in ordered]
+
+
+def _events(
+    scanned: list[Scanned],
+    provider_maps: list[Numbers],
+    source_maps: list[Numbers],
+    providers: list[str | None],
+    sources: list[str | None],
+) -> list[Event]:
+    found = []
+    for one in scanned:
+        for at_us, provider, source, text in one.events:
+            p, s = provider_maps[one.log], source_maps[one.log]
+            at = providers[int(p[provider])] if provider < len(p) else None
+            by = sources[int(s[source])] if source < len(s) else None
+            found.append(Event(at_us, at, by, one.header.sender, text))
+    return sorted(found, key=lambda event: (event.at_us, event.machine, event.text))
+
+
+def _account(found: Merged, threads: int) -> None:
+    """Resolve every span once for its words and counts; details are asked again by whoever writes them."""
+    words = len(WORDS)
+
+    def one(first: int) -> tuple[Numbers, list[Duplicate]]:
+        resolved = found.resolved(first)
+        found.word[first : first + resolved.rows] = resolved.word
+        key = resolved.provider.astype(np.int64) * words + resolved.word
+        return np.bincount(key, minlength=found.provider_counts.size), resolved.duplicates
+
+    with _threads(threads) as pool:
+        for counts, duplicates in pool.map(one, (first for first, _ in found.spans())):
+            found.provider_counts += counts.reshape(found.provider_counts.shape)
+            found.duplicates += duplicates
+    found.counts = found.provider_counts.sum(axis=0)
+    found.partitions = _partitions(found)
+    empty = [part for part in found.partitions if part.rows and part.not_reached == part.rows]
+    if found.logs and empty and len(empty) < len(found.partitions):
+        for part in empty:
+            last = part.first_row + part.rows - 1
+            found.notes.append(
+                f"partition {part.number} (rows {part.first_row:,} to {last:,}): no log names a row of it"
+            )
+
+
+def _partitions(found: Merged) -> list[PartitionSummary]:
+    summaries = []
+    for number, partition in enumerate(found.plan.partitions):
+        batches = found.plan.batches[partition.first_batch : partition.first_batch + partition.batches]
+        rows = sum(batch.rows for batch in batches)
+        first = batches[0].first_row if batches else 0
+        not_reached = int((found.word[first : first + rows] == 0).sum())
+        summaries.append(PartitionSummary(number, first, rows, not_reached))
+    return summaries
+
+
+def _threads(number: int) -> Executor:
+    return ThreadPoolExecutor(max(1, number), thread_name_prefix="merge")

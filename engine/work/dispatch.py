@@ -1,0 +1,172 @@
+"""From ready rows to the wire: a group is composed, its intents made durable, and only then handed to its sessions.
+
+I1: the end of a message never leaves unless its intent is durable where a successor will look. So nothing is given to
+`Session.send` but by `_deliver`, after `Logbook.commit` has returned. While one group is being synced the next is
+gathered, so that neither the disk nor the connections wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import msgspec
+
+from engine.compose.render import Composer, RowProblem
+from engine.smtp.dialogue import Outgoing, Stage
+from engine.smtp.session import Session
+from engine.work.bench import Flight, Workbench
+from engine.work.logbook import LogUnwritable
+from formats.sendlog import Reason, Verdict
+
+GROUP_ROWS = 256  # intents made durable by one sync: the most that a kill between sync and send leaves in doubt
+
+
+class Lane(Protocol):
+    """One destination, as dispatch sees it."""
+
+    index: int
+    provider: int  # its number in the log
+    source: int
+
+    def sessions(self) -> Iterable[Session]:
+        """Sessions that have capacity."""
+
+    def allowance(self) -> int:
+        """Messages that may be sent now."""
+
+    def spend(self, messages: int) -> None:
+        """Count them against the allowance."""
+
+    def unspend(self, messages: int) -> None:
+        """They were not sent."""
+
+
+class _Planned(msgspec.Struct, gc=False):
+    session: Session
+    lane: Lane
+    outgoing: Outgoing
+
+
+class Dispatch:
+    """Gathers groups and sends them. One per worker."""
+
+    def __init__(self, bench: Workbench, composer: Composer, lanes: Callable[[], Iterable[Lane]]) -> None:
+        self._bench = bench
+        self._composer = composer
+        self._lanes = lanes
+        self._group: list[_Planned] = []
+        self._promised: dict[Session, int] = {}
+        self._sending: asyncio.Task[None] | None = None
+        self._scheduled = False
+        self.is_stopped = False
+        self.paused: str | None = None
+        self.failed: Callable[[LogUnwritable], None] = lambda problem: None
+
+    def wake(self) -> None:
+        """Something changed that may let rows go: look soon, once."""
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing gathered, nothing being synced."""
+        return not self._group and self._sending is None
+
+    def _pump(self) -> None:
+        self._scheduled = False
+        if self.is_stopped or self.paused is not None or self._bench.log.is_full:
+            return
+        now = self._bench.clock.monotonic()
+        for lane in self._lanes():
+            if len(self._group) >= GROUP_ROWS:
+                break
+            self._gather(lane, now)
+        if self._group and self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._commit_groups())
+
+    def _gather(self, lane: Lane, now: float) -> None:
+        allowed = lane.allowance()
+        for session in lane.sessions():
+            most = min(session.capacity - self._promised.get(session, 0), GROUP_ROWS - len(self._group), allowed)
+            if most <= 0:
+                continue
+            rows = self._bench.scheduler.take(lane.index, most, now)
+            composed = self._compose(rows, lane, session, now)
+            lane.spend(composed)
+            allowed -= composed
+            if len(rows) < most:
+                break
+
+    def _compose(self, rows: list[int], lane: Lane, session: Session, now: float) -> int:
+        bench, group, compose = self._bench, self._group, self._composer.compose
+        wall_us = bench.clock.wall_us()
+        composed = 0
+        for row in rows:
+            recipient = bench.open[row]
+            try:
+                message = compose(row, recipient.mailbox, recipient.values[1:], wall_us)
+            except RowProblem as problem:
+                del bench.open[row]
+                bench.scheduler.settle(row, lane.index)
+                reason = Reason.ADDRESS if problem.reason == "address" else Reason.RENDER
+                bench.is_invalid(row, reason, problem.detail)
+                continue
+            attempts, first_at = bench.scheduler.history(row)
+            reason = Reason.RESENT if row in bench.resent else Reason.NONE
+            serial = bench.log.intent(row, attempts + 1, lane.provider, lane.source, reason)
+            bench.flights[serial] = Flight(row, lane.index, attempts + 1, now if first_at is None else first_at)
+            outgoing = Outgoing(serial, message.return_path, message.recipient, message.content, message.smtputf8)
+            group.append(_Planned(session, lane, outgoing))
+            composed += 1
+        if composed:
+            self._promised[session] = self._promised.get(session, 0) + composed
+        return composed
+
+    async def _commit_groups(self) -> None:
+        try:
+            while self._group:
+                group, self._group = self._group, []
+                try:
+                    await self._bench.log.commit()
+                except LogUnwritable as problem:
+                    self.is_stopped = True
+                    self._take_back(group + self._group)
+                    self._group = []
+                    self.failed(problem)
+                    return
+                if self._bench.log.is_full:
+                    # Durable, but the ballast is gone: send nothing that could need a record there is no room for.
+                    self._take_back(group)
+                    continue
+                self._deliver(group)
+                self._pump()
+        finally:
+            self._sending = None
+
+    def _deliver(self, group: list[_Planned]) -> None:
+        by_session: dict[Session, list[_Planned]] = {}
+        for planned in group:
+            by_session.setdefault(planned.session, []).append(planned)
+        for session, mine in by_session.items():
+            self._promised.pop(session, None)
+            for planned in self._group:
+                if planned.session is session:
+                    self._promised[session] = self._promised.get(session, 0) + 1
+            if session.ended is None:
+                session.send([planned.outgoing for planned in mine])
+            else:
+                self._take_back(mine)
+
+    def _take_back(self, group: list[_Planned]) -> None:
+        """Their session ended before anything of them left: no attempt."""
+        bench = self._bench
+        for planned in group:
+            flight = bench.flights.pop(planned.outgoing.ticket)
+            if bench.log.problem is None:
+                bench.log.result(planned.outgoing.ticket, flight.row, 0, Verdict.UNTOUCHED, text=Stage.CONNECT.value)
+            self._promised.pop(planned.session, None)
+            planned.lane.unspend(1)
+            bench.scheduler.give_back(flight.row, flight.lane)

@@ -1,0 +1,46 @@
+"""What was frozen at `plan` is what is sent: a change is refused with what changed."""
+
+from __future__ import annotations
+
+from engine.campaign import Campaign, frozen_fingerprint
+from engine.compose.keys import KeysError, load_keys
+from engine.compose.render import build_composer
+from engine.config import Settings
+from engine.errors import EngineError, Exit
+from engine.rows import open_parquet
+from formats.plan import Plan
+
+
+class FrozenChanged(EngineError):
+    """{what} changed since the plan of {campaign} was made."""
+
+    exit_code = Exit.FROZEN
+    hint = "Put it back. What is already sent cannot change; a different letter is a new campaign folder."
+
+
+def check_frozen(campaign: Campaign, settings: Settings, plan: Plan) -> None:
+    """Raises FrozenChanged where campaign id, settings, templates or keys are not the planned ones."""
+
+    def changed(what: str) -> FrozenChanged:
+        return FrozenChanged(what=what, campaign=campaign.folder)
+
+    if settings.campaign.id != plan.campaign_id:
+        raise changed(f"campaign.id (planned: {plan.campaign_id!r}, now: {settings.campaign.id!r})")
+    if frozen_fingerprint(settings) != plan.settings_fingerprint:
+        raise changed("A setting outside [delivery], [retry] and [log] of campaign.toml")
+    try:
+        load_keys(campaign.folder / settings.keys.file).key(plan.key_id)
+    except KeysError:
+        raise
+    if plan.files and plan.rows:
+        composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
+        if composer.fingerprint != plan.templates_fingerprint:
+            raise changed("A template, image or attachment")
+
+
+def read_live(campaign: Campaign, plan: Plan) -> Settings:
+    """The settings for a running sender; raises SettingsError, FrozenChanged."""
+    settings = campaign.settings()
+    if frozen_fingerprint(settings) != plan.settings_fingerprint:
+        raise FrozenChanged(what="A setting outside [delivery], [retry] and [log]", campaign=campaign.folder)
+    return settings

@@ -1,0 +1,169 @@
+"""What supervisor and worker say to each other: batches, slots, counters and row numbers; never content.
+
+Each message is one msgpack object in one frame of a `Channel`. Times at rest are UTC microseconds, spans are seconds.
+A key is (source, provider): the unit in which slots and allowances are handed out.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.work.recovery import Waiting
+
+Key = tuple[str, str]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """One message, told apart by its tag."""
+
+
+# -- supervisor to worker ---------------------------------------------------------------------------------------------
+
+
+class Assign(Message, frozen=True):
+    """Rows first_row .. first_row + rows - 1 are this worker's until each has its outcome.
+
+    `skip` has a bit set (numpy.packbits order) for each row that is not to be attempted now: final, held in doubt, or
+    waiting; empty means none. `waiting` are the rows between attempts. `limit` caps the rows attempted.
+    """
+
+    batch: int
+    first_row: int
+    rows: int
+    skip: bytes = b""
+    waiting: list[Waiting] = []
+    resent: list[int] = []
+    limit: int | None = None
+
+
+class Grant(Message, frozen=True):
+    """Connections that may be opened, until given back."""
+
+    key: Key
+    connections: int
+
+
+class Revoke(Message, frozen=True):
+    """Connections to close, when what is in hand is answered."""
+
+    key: Key
+    connections: int
+
+
+class Allow(Message, frozen=True):
+    """Messages that may be sent, within `valid_s` from now."""
+
+    key: Key
+    messages: int
+    valid_s: float
+
+
+class Resend(Message, frozen=True):
+    """An operator's word: the doubt of these rows is cancelled, attempt them again."""
+
+    rows: list[int]
+
+
+class Live(Message, frozen=True):
+    """Live settings, as JSON of the tables `delivery` and `retry`."""
+
+    delivery: bytes
+    retry: bytes
+
+
+class Pause(Message, frozen=True):
+    """Attempt nothing new (or go on), with the reason the operator sees."""
+
+    paused: bool
+    reason: str
+
+
+class Drain(Message, frozen=True):
+    """No new attempts; final dots awaited; seal the log and end."""
+
+
+Down = Assign | Grant | Revoke | Allow | Resend | Live | Pause | Drain
+
+# -- worker to supervisor ---------------------------------------------------------------------------------------------
+
+
+class Started(Message, frozen=True):
+    """The worker holds its log and takes batches."""
+
+    log_id: str
+
+
+class ProviderCount(msgspec.Struct, frozen=True, array_like=True):
+    """Since the last pulse: verdicts at one provider, and its connections now."""
+
+    provider: str
+    accepted: int
+    rejected: int
+    deferred: int
+    lost: int
+    in_doubt: int
+    connections: int
+
+
+class Pulse(Message, frozen=True):
+    """Five times a second: what happened since the last one, and what is so now. It is the worker's sign of life."""
+
+    invalid: int
+    suppressed: int
+    expired: int
+    providers: list[ProviderCount]
+    unread: int  # rows assigned and not looked at yet
+    open_rows: int  # rows without an outcome
+    ready: int
+    parked: int
+    waiting: int
+    in_flight: int
+    next_due_us: int | None
+    demand: list[tuple[Key, int]]
+    reason: str  # why nothing moves, where nothing does
+
+
+class BatchDone(Message, frozen=True):
+    """Each row of the batch has its outcome, or is held in doubt."""
+
+    batch: int
+    in_doubt: int
+
+
+class Released(Message, frozen=True):
+    """Connection slots given back."""
+
+    key: Key
+    connections: int
+
+
+class Unused(Message, frozen=True):
+    """Allowance given back before it expired."""
+
+    key: Key
+    messages: int
+
+
+class Told(Message, frozen=True):
+    """An event for the operator's log."""
+
+    level: str
+    event: str
+    fields: dict[str, str | int | float]
+
+
+class Stopped(Message, frozen=True):
+    """The worker attempts nothing more, for a reason that concerns the whole run."""
+
+    exit_code: int
+    problem: str
+    hint: str
+
+
+class Goodbye(Message, frozen=True):
+    """The log is sealed; the process ends now. `open_rows` were given back unattempted or wait."""
+
+    open_rows: int
+
+
+Up = Started | Pulse | BatchDone | Released | Unused | Told | Stopped | Goodbye

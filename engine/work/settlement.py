@@ -1,0 +1,158 @@
+"""From what a session reports to the row's next place: judged, written down, settled, deferred or given back.
+
+The order in each case is record first, memory second; results are in the file within 50 ms (`Worker._flush`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from engine.pace.judgement import Judgement
+from engine.pace.retry import RetryPlan
+from engine.pace.rules import RuleBook
+from engine.smtp.dialogue import Accepted, Event, InDoubt, Lost, Refused
+from engine.work.bench import Flight, Workbench
+from formats.reply import Reply
+from formats.sendlog import Reason, Verdict
+
+# A connection lost before the dot counts no attempt; but a row at which connections are lost again and again is
+# what loses them, and waits like a deferred one, so that it comes to an end.
+MOST_LOSSES = 3
+
+
+class LaneNames(Protocol):
+    """What a result says of its lane."""
+
+    index: int
+    provider: int
+    source: int
+    provider_name: str | None
+
+
+class Settlement:
+    """Reads events for one worker."""
+
+    def __init__(self, bench: Workbench, rules: RuleBook, retry: RetryPlan) -> None:
+        self._bench = bench
+        self._rules = rules
+        self.retry = retry
+        # Told of every judgement, with its lane: the throttle, suppression and the operator listen.
+        self.judged: Callable[[LaneNames, Judgement, Reply, Flight], None] = lambda lane, judgement, reply, flight: None
+
+    def settle(self, lane: LaneNames, events: Sequence[Event]) -> None:
+        """Each event about one ticket, each ticket once."""
+        bench = self._bench
+        tally = bench.lanes[lane.index]
+        for event in events:
+            flight = bench.flights.pop(event.ticket)
+            match event:
+                case Accepted():
+                    self._accepted(event, flight, lane)
+                    tally.accepted += 1
+                case Refused():
+                    self._refused(event, flight, lane)
+                case Lost():
+                    tally.lost += 1
+                    self._lost(event.ticket, flight, lane, event.why, event.reply)
+                case InDoubt():
+                    tally.in_doubt += 1
+                    self._in_doubt(event, flight, lane)
+
+    def _accepted(self, event: Accepted, flight: Flight, lane: LaneNames) -> None:
+        bench, row = self._bench, flight.row
+        bench.log.result(
+            event.ticket,
+            row,
+            flight.attempt,
+            Verdict.ACCEPTED,
+            code=event.reply.code,
+            provider=lane.provider,
+            source=lane.source,
+            text=bench.masked(event.reply.text),
+        )
+        bench.scheduler.settle(row, flight.lane)
+        bench.open.pop(row, None)
+        bench.has_outcome(row)
+
+    def _refused(self, event: Refused, flight: Flight, lane: LaneNames) -> None:
+        bench = self._bench
+        judgement = self._rules.judge(event.stage, event.reply, lane.provider_name)
+        self.judged(lane, judgement, event.reply, flight)
+        match judgement.verdict:
+            case Verdict.REJECTED:
+                bench.lanes[lane.index].rejected += 1
+                self._write(event.ticket, flight, lane, Verdict.REJECTED, event.reply, reason=judgement.reason)
+                bench.scheduler.settle(flight.row, flight.lane)
+                bench.open.pop(flight.row, None)
+                bench.has_outcome(flight.row)
+            case Verdict.DEFERRED:
+                bench.lanes[lane.index].deferred += 1
+                self._defer(event.ticket, flight, lane, event.reply, judgement.reason, judgement.wait_s)
+            case Verdict.IN_DOUBT:
+                bench.lanes[lane.index].in_doubt += 1
+                self._in_doubt(InDoubt(event.ticket, "no reply that can be read", event.reply), flight, lane)
+            case _:
+                bench.lanes[lane.index].lost += 1
+                self._lost(event.ticket, flight, lane, f"refused at {event.stage}", event.reply)
+
+    def _defer(
+        self, ticket: int, flight: Flight, lane: LaneNames, reply: Reply, reason: Reason, hint_s: float | None
+    ) -> None:
+        bench, now = self._bench, self._bench.clock.monotonic()
+        wait_s = self.retry.next_wait(flight.attempt, flight.first_at, now, bench.rng, hint_s)
+        if wait_s is None:
+            bench.expired += 1
+            self._write(ticket, flight, lane, Verdict.EXPIRED, reply, reason=reason)
+            bench.scheduler.settle(flight.row, flight.lane)
+            bench.open.pop(flight.row, None)
+            bench.has_outcome(flight.row)
+            return
+        self._write(ticket, flight, lane, Verdict.DEFERRED, reply, reason=reason, wait_s=max(1, round(wait_s)))
+        bench.open.pop(flight.row, None)
+        expires_at = self.retry.expires_at(flight.first_at)
+        bench.scheduler.defer(flight.row, flight.lane, now + wait_s, flight.attempt, flight.first_at, expires_at)
+
+    def _lost(self, ticket: int, flight: Flight, lane: LaneNames, why: str, reply: Reply | None) -> None:
+        bench = self._bench
+        losses = bench.losses.get(flight.row, 0) + 1
+        if losses >= MOST_LOSSES:
+            bench.losses.pop(flight.row, None)
+            said = reply or Reply(0, f"connection lost {losses} times before the end of the message: {why}")
+            self._defer(ticket, flight, lane, said, Reason.NONE, None)
+            return
+        bench.losses[flight.row] = losses
+        self._write(ticket, flight, lane, Verdict.LOST, reply or Reply(0, why))
+        bench.scheduler.give_back(flight.row, flight.lane)
+
+    def _in_doubt(self, event: InDoubt, flight: Flight, lane: LaneNames) -> None:
+        bench = self._bench
+        said = event.reply or Reply(0, event.why)
+        self._write(event.ticket, flight, lane, Verdict.IN_DOUBT, said)
+        bench.scheduler.settle(flight.row, flight.lane)
+        bench.open.pop(flight.row, None)
+        bench.has_outcome(flight.row, in_doubt=True)
+
+    def _write(
+        self,
+        ticket: int,
+        flight: Flight,
+        lane: LaneNames,
+        verdict: Verdict,
+        reply: Reply,
+        *,
+        reason: Reason = Reason.NONE,
+        wait_s: int = 0,
+    ) -> None:
+        self._bench.log.result(
+            ticket,
+            flight.row,
+            flight.attempt,
+            verdict,
+            reason=reason,
+            code=max(0, reply.code),
+            provider=lane.provider,
+            source=lane.source,
+            wait_s=wait_s,
+            text=self._bench.masked(reply.text),
+        )

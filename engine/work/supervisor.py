@@ -1,0 +1,421 @@
+"""One machine's supervisor: claims batches, keeps its lease, hands out slots, replaces dead workers, ends in order.
+
+Reads like a table of contents; who decides is elsewhere: slots in `pace.slots`, row states in `recovery`, batches in
+the store. SIGTERM and SIGINT drain; a second one stops at once (what was in flight is then in doubt). SIGHUP reads the
+live settings again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from fractions import Fraction
+from typing import Protocol
+
+import msgspec
+
+from engine.campaign import Campaign
+from engine.clock import Clock
+from engine.config import Settings, encode_custom
+from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
+from engine.errors import Exit, worst
+from engine.pace import slots
+from engine.pace.allowance import Rate
+from engine.pace.slots import Ledger, Limit
+from engine.work.crew import Crew, Hand
+from engine.work.messages import (
+    Allow,
+    Assign,
+    BatchDone,
+    Drain,
+    Grant,
+    Live,
+    Pause,
+    Pulse,
+    Released,
+    Revoke,
+    Started,
+    Stopped,
+    Told,
+    Unused,
+    Up,
+)
+from engine.work.progress import Progress
+from engine.work.takeover import BatchState, batch_states, log_buffers
+from engine.work.worker import WorkerStart
+
+TICK_S = 0.05
+SILENCE_S = 60.0  # a worker sends five pulses a second; reading a huge row group may hold it up for some seconds
+READ_AHEAD_ROWS = 2_000  # a worker with fewer unread rows gets its next batch: at most two unread at a time
+MOST_REPLACEMENTS = 20  # workers that die one after another die of something that a new one will not cure
+
+
+class Narrator(Protocol):
+    """Whoever tells the operator: a live table, plain lines, or JSON."""
+
+    def event(self, name: str, **fields: object) -> None:
+        """Something happened."""
+
+    def progress(self, progress: Progress, now: float) -> None:
+        """Called a few times a second."""
+
+
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line says about a run."""
+
+    partition: int
+    processes: int
+    sender: str
+    limit: int | None = None
+    max_wait_s: float | None = None
+    resend_doubt: bool = False
+    relay: str | None = None
+
+
+class Supervisor:
+    """One run of one partition."""
+
+    def __init__(
+        self,
+        campaign: Campaign,
+        settings: Settings,
+        store: Store,
+        incarnation: Incarnation,
+        options: RunOptions,
+        narrator: Narrator,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        self._campaign, self._settings, self._store = campaign, settings, store
+        self._incarnation, self._options, self._narrator, self._clock, self._rng = (
+            incarnation,
+            options,
+            narrator,
+            clock,
+            rng,
+        )
+        plan, self._plan_fingerprint = campaign.plan_and_fingerprint()
+        partition = plan.partitions[options.partition]
+        mine = plan.batches[partition.first_batch : partition.first_batch + partition.batches]
+        self.progress = Progress(sum(batch.rows for batch in mine), clock.monotonic())
+        self._crew = Crew(self._hear, self._lost, clock.monotonic)
+        self._ledger = Ledger(self._limit_of)
+        self._limit_left = options.limit
+        self._states: dict[int, BatchState] = {}
+        self._orphaned: list[ClaimedBatch] = []  # batches of workers that died
+        self._exhausted = False
+        self._draining: str | None = None
+        self._stopped: Stopped | None = None
+        self._codes: set[Exit] = set()
+        self._replaced = 0
+        self._paused = False
+        self._connected_at = clock.monotonic()
+        self._renewed_at = -1e9
+        self._starting: set[asyncio.Task[Hand]] = set()
+        self._ready_hands: set[str] = set()
+        self._last_reason = ""
+
+    # -- life --------------------------------------------------------------------------------------------------------
+
+    async def run(self) -> Exit:
+        """Until each row has its outcome, or something ends the run; returns the exit code."""
+        self._take_stock()
+        for worker in range(self._options.processes):
+            await self._crew.start(self._worker_start(worker))
+        while self._crew.hands or self._starting:
+            await asyncio.sleep(TICK_S)
+            self._tick()
+        await self._crew.gone()
+        return self._exit()
+
+    def drain(self, reason: str) -> None:
+        """No new attempts; what is in flight finishes. A second time: stop at once."""
+        if self._draining is not None:
+            self._narrator.event("stopping_now", reason=reason)
+            self._crew.kill()
+            return
+        self._draining = reason
+        self._narrator.event("draining", reason=reason)
+        for hand in self._crew.hands.values():
+            hand.channel.send(Drain())
+
+    def reload(self, settings: Settings) -> None:
+        """Live settings were read again: tell what changed, and the workers."""
+        for table in sorted(Settings.LIVE):
+            old, new = getattr(self._settings, table), getattr(settings, table)
+            for field in old.__struct_fields__:
+                before, after = getattr(old, field), getattr(new, field)
+                if before != after and "password" not in field:
+                    self._narrator.event("setting_changed", key=f"{table}.{field}", old=str(before), new=str(after))
+        live = {table: getattr(settings, table) for table in Settings.LIVE}
+        self._settings = msgspec.structs.replace(self._settings, **live)
+        for key in list(self._keys()):
+            self._ledger.set_limit(key, self._limit_of(key), self._clock.monotonic())
+        for hand in self._crew.hands.values():
+            hand.channel.send(self._live())
+
+    def _live(self) -> Live:
+        encode = msgspec.json.Encoder(enc_hook=encode_custom).encode
+        return Live(delivery=encode(self._settings.delivery), retry=encode(self._settings.retry))
+
+    def _exit(self) -> Exit:
+        codes = set(self._codes)
+        if self._stopped is not None:
+            codes.add(Exit(self._stopped.exit_code))
+        if any(tally.state != "done" for tally in self._store.batches() if tally.partition == self._options.partition):
+            codes.add(Exit.ROWS_OPEN)
+        settings = [code for code in codes if 20 <= code < 30]
+        return settings[0] if settings else worst(*codes)
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """Why a worker stopped the run, where one did."""
+        return self._stopped
+
+    # -- batches -----------------------------------------------------------------------------------------------------
+
+    def _take_stock(self) -> None:
+        """Claim the batches that were begun before, and read what became of their rows."""
+        for tally in self._store.batches():
+            if tally.partition == self._options.partition and tally.state == "done":
+                self.progress.before += tally.rows
+        begun = self._store.begun(self._options.partition)
+        if begun:
+            self._narrator.event("reading_logs", batches=len(begun), logs=len(self._campaign.log_files()))
+            self._states = self._read_states(begun)
+
+    def _read_states(self, batches: list[ClaimedBatch]) -> dict[int, BatchState]:
+        def damaged(path: object, problem: str) -> None:
+            self._narrator.event("log_damaged", log=str(path), problem=problem)
+            self._codes.add(Exit.LOG_DAMAGED)
+
+        buffers = log_buffers(self._campaign.log_files(), damaged)
+        return batch_states(batches, buffers, self._store.decisions(), resend_doubt=self._options.resend_doubt)
+
+    def _feed(self) -> None:
+        """Give each worker something to read; claim ahead no more than it needs."""
+        if self._draining is not None or self._paused:
+            return
+        for hand in sorted(self._crew.hands.values(), key=lambda hand: hand.unread):
+            while hand.log_id in self._ready_hands and self._wants(hand):
+                if not self._give_one(hand):
+                    return
+
+    def _wants(self, hand: Hand) -> bool:
+        if self._limit_left == 0:
+            return False
+        # A batch more while the last one is nearly read; batches whose rows only wait do not count.
+        return hand.unread < READ_AHEAD_ROWS
+
+    def _give_one(self, hand: Hand) -> bool:
+        if self._orphaned:
+            batch = self._orphaned.pop(0)
+        else:
+            claimed = self._store.claim(self._incarnation.id, self._options.partition, 1)
+            if not claimed:
+                self._exhausted = True
+                return False
+            batch = claimed[0]
+            if batch.started and batch.number not in self._states:
+                self._states.update(self._read_states([batch]))
+        state = self._states.pop(batch.number, None)
+        assign = state.assign if state else Assign(batch=batch.number, first_row=batch.first_row, rows=batch.rows)
+        if state is not None:
+            self.progress.before += state.final
+            self.progress.held_before += state.in_doubt
+        if self._limit_left is not None:
+            assign = msgspec.structs.replace(assign, limit=self._limit_left)
+            self._limit_left = max(0, self._limit_left - batch.rows)
+        hand.batches[batch.number] = (batch.first_row, batch.rows)
+        hand.unread += batch.rows
+        hand.channel.send(assign)
+        return True
+
+    # -- workers -----------------------------------------------------------------------------------------------------
+
+    def _worker_start(self, worker: int) -> WorkerStart:
+        mine = self._incarnation
+        return WorkerStart(
+            folder=str(self._campaign.folder.resolve()),
+            plan_fingerprint=self._plan_fingerprint,
+            incarnation=mine.id,
+            sender=mine.sender,
+            host_id=mine.host_id,
+            boot_id=mine.boot_id,
+            worker=worker,
+            number=0,
+            seed=self._rng.getrandbits(63),
+            relay=self._options.relay,
+        )
+
+    def _hear(self, hand: Hand, message: Up) -> None:
+        now = self._clock.monotonic()
+        match message:
+            case Started():
+                self._ready_hands.add(hand.log_id)
+                hand.channel.send(self._live())
+                self._feed()
+            case Pulse():
+                self._pulse(hand, message, now)
+            case BatchDone():
+                self._batch_done(hand, message)
+                self._store.done(self._incarnation.id, message.batch)
+            case Released():
+                self._ledger.closed(hand.worker, message.key, message.connections, now)
+            case Unused():
+                self._ledger.unused(hand.worker, message.key, message.messages, now)
+            case Told():
+                self._narrator.event(message.event, worker=hand.worker, **message.fields)
+            case Stopped():
+                if self._stopped is None:
+                    self._stopped = message
+                self.drain(message.problem) if self._draining is None else None
+            case _:
+                pass
+
+    def _pulse(self, hand: Hand, pulse: Pulse, now: float) -> None:
+        self.progress.add(pulse)
+        hand.unread, hand.waiting, hand.in_flight = pulse.unread, pulse.waiting, pulse.in_flight
+        hand.open_rows, hand.has_demand = pulse.open_rows, bool(pulse.demand)
+        hand.in_doubt += sum(count.in_doubt for count in pulse.providers)
+        hand.next_due_us, hand.reason = pulse.next_due_us, pulse.reason
+        if any(count.connections or count.accepted for count in pulse.providers) or not pulse.demand:
+            self._connected_at = now
+        self._ledger.demand(hand.worker, dict(pulse.demand), now)
+
+    def _lost(self, hand: Hand) -> None:
+        now = self._clock.monotonic()
+        self._ledger.gone(hand.worker, now)
+        self._ready_hands.discard(hand.log_id)
+        if hand.said_goodbye or self._draining is not None:
+            return
+        self._replaced += 1
+        self._narrator.event(
+            "worker_died", worker=hand.worker, exit_code=hand.process.exitcode, batches=len(hand.batches)
+        )
+        orphans = [ClaimedBatch(number, first, rows, 1) for number, (first, rows) in hand.batches.items()]
+        if orphans:
+            self._uncount(hand)
+            self._states.update(self._read_states(orphans))
+        self._orphaned.extend(orphans)
+        if self._replaced > MOST_REPLACEMENTS:
+            self._codes.add(Exit.BUG)
+            self.drain(f"{self._replaced} workers died, the last one of exit code {hand.process.exitcode}")
+            return
+        task = asyncio.get_running_loop().create_task(self._crew.start(self._worker_start(hand.worker)))
+        self._starting.add(task)
+        task.add_done_callback(self._starting.discard)
+
+    def _uncount(self, hand: Hand) -> None:
+        """What the dead worker told of batches that it did not finish is counted anew when they are given on."""
+        finished = sum(rows for _, rows in hand.batches.values()) - hand.open_rows
+        self.progress.before -= finished - hand.in_doubt
+        self.progress.held_before -= hand.in_doubt
+
+    def _batch_done(self, hand: Hand, done: BatchDone) -> None:
+        hand.batches.pop(done.batch, None)
+        hand.in_doubt -= done.in_doubt
+
+    # -- time --------------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now = self._clock.monotonic()
+        self._hand_out(now)
+        self._feed()
+        self._watch(now)
+        if now - self._renewed_at >= 1.0:
+            self._renewed_at = now
+            self._renew(now)
+        self._sum_up()
+        self._narrator.progress(self.progress, now)
+        if self._draining is None and (reason := self._is_over(now)):
+            self.drain(reason)
+
+    def _hand_out(self, now: float) -> None:
+        for decision in self._ledger.decide(now):
+            hand = self._crew.hands.get(decision.worker)
+            if hand is None:
+                continue
+            match decision:
+                case slots.Grant():
+                    hand.channel.send(Grant(key=decision.key, connections=decision.connections))
+                case slots.Revoke():
+                    hand.channel.send(Revoke(key=decision.key, connections=decision.connections))
+                case slots.Allow():
+                    hand.channel.send(Allow(key=decision.key, messages=decision.messages, valid_s=decision.valid_s))
+
+    def _watch(self, now: float) -> None:
+        for hand in self._crew.kill_silent(SILENCE_S):
+            self._narrator.event("worker_silent", worker=hand.worker, seconds=round(now - hand.heard_at))
+
+    def _renew(self, now: float) -> None:
+        try:
+            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.progress.counters(now))
+            campaign = self._store.campaign()
+        except StoreAway as problem:
+            self._narrator.event("store_away", problem=str(problem))
+            self._codes.add(Exit.TRY_AGAIN)
+            if self._draining is None:
+                self.drain(str(problem))
+            return
+        if not alive and self._draining is None:
+            self._codes.add(Exit.TRY_AGAIN)
+            self.drain("another sender has taken over this partition")
+        if campaign is not None and campaign.state == "cancelled" and self._draining is None:
+            self.drain("the campaign was cancelled")
+        paused = campaign is not None and campaign.state == "paused"
+        if paused != self._paused:
+            self._paused = paused
+            self._narrator.event("paused" if paused else "resumed")
+            for hand in self._crew.hands.values():
+                hand.channel.send(Pause(paused=paused, reason="paused by the operator" if paused else ""))
+
+    def _sum_up(self) -> None:
+        hands = self._crew.hands.values()
+        progress = self.progress
+        progress.waiting = sum(hand.waiting for hand in hands)
+        progress.in_flight = sum(hand.in_flight for hand in hands)
+        dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
+        progress.next_due_us = min(dues, default=None)
+        progress.reason = next((hand.reason for hand in hands if hand.reason), "")
+        self._last_reason = progress.reason or self._last_reason
+
+    def _is_over(self, now: float) -> str | None:
+        """Why there is nothing more to do in this run, or None."""
+        hands = list(self._crew.hands.values())
+        if self._starting or not hands or any(hand.log_id not in self._ready_hands for hand in hands):
+            return None
+        out_of_batches = (self._exhausted or self._limit_left == 0) and not self._orphaned
+        if out_of_batches and not any(hand.batches for hand in hands):
+            return "each row has its outcome"
+        patience_s = self._settings.delivery.give_up_after.seconds
+        if now - self._connected_at > patience_s:
+            self._codes.add(Exit.TRY_AGAIN)
+            return f"no connection for {patience_s:g} s: {self._last_reason or 'the relay is away'}"
+        idle = out_of_batches and not any(hand.unread or hand.in_flight or hand.has_demand for hand in hands)
+        if not idle:
+            return None
+        if self._limit_left == 0 and not any(hand.waiting for hand in hands):
+            return "the limit of this run is reached"
+        due = self.progress.next_due_us
+        if due is not None and self._options.max_wait_s is not None:
+            wait_s = (due - self._clock.wall_us()) / 1e6
+            if wait_s > self._options.max_wait_s:
+                return f"{self.progress.waiting} rows wait, the next for {wait_s:.0f} s more"
+        return None
+
+    # -- limits ------------------------------------------------------------------------------------------------------
+
+    def _limit_of(self, key: slots.Key) -> Limit:
+        delivery = self._settings.delivery
+        rates = () if delivery.messages_per_second is None else (rate_of(delivery.messages_per_second),)
+        return Limit(delivery.connections, rates)
+
+    def _keys(self) -> set[slots.Key]:
+        return {("", name) for name in self.progress.providers}
+
+
+def rate_of(per_second: float) -> Rate:
+    """The limit that holds in any window: 50 is 50 in a second, 2.5 is 5 in two, 0.1 is one in ten."""
+    exact = Fraction(per_second).limit_denominator(3600)
+    return Rate(exact.numerator, float(exact.denominator))
