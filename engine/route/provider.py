@@ -93,7 +93,7 @@ class ProviderBook:
 def pool_of(best_hosts: Iterable[str]) -> str:
     """What a connection may be shared by: every domain that names the same hosts, and no other.
 
-    Microsoft 365 and filters in the cloud give each customer names of its own, and mail for one is refused at another's.
+    Microsoft 365 and filters in the cloud give each customer its own names, and refuse one's mail at another's.
     """
     return ",".join(sorted({host.rstrip(".").lower() for host in best_hosts}))
 
