@@ -39,6 +39,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mx: tuple[str, ...]
     title: str = ""
+    domains: tuple[str, ...] = ()  # mail domains known to be its own; the DNS decides when it comes to sending
 
 
 class ProviderBook:
@@ -49,6 +50,7 @@ class ProviderBook:
         self._suffixes: dict[str, str] = {}
         self._hosts: dict[str, str] = {}
         self._patterns: list[tuple[str, str]] = []
+        self._domains = {domain: name for name, provider in providers.items() for domain in provider.domains}
         self._seen: dict[str, str | None] = {}
         for name, provider in providers.items():
             for mx in provider.mx:
@@ -76,6 +78,10 @@ class ProviderBook:
             self._seen.clear()
         self._seen[host] = found
         return found
+
+    def of_domain(self, domain: str) -> str | None:
+        """The provider of a well-known mail domain, without asking the DNS."""
+        return self._domains.get(domain.rstrip(".").lower())
 
     def of(self, best_hosts: Iterable[str]) -> str:
         """The provider of the hosts of the best preference: a known name, or a registrable domain (it has a dot)."""
