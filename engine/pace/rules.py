@@ -283,8 +283,13 @@ class RuleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 SHIPPED = Path(__file__).with_name("replies.toml")
 
 
-def read_rules(path: Path) -> RuleFile:
+def read_rules(path: Path) -> list[RuleText]:
     """The rules of one file as they are written; raises RuleError."""
+    return read_file(path).rule
+
+
+def read_file(path: Path) -> RuleFile:
+    """One file as it is written; raises RuleError."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=RuleFile, dec_hook=decode_custom)
     except OSError as problem:
@@ -300,7 +305,7 @@ def load_rules(*extra: Path) -> RuleBook:
     names: set[str] = set()
     fingerprints: list[tuple[str, re.Pattern[str]]] = []
     for path in files:
-        written = read_rules(path)
+        written = read_file(path)
         compiled = [_compiled(text, path.name) for text in written.rule]
         for mark in written.fingerprint:
             try:
@@ -394,5 +399,5 @@ def _enhanced_pattern(parts: list[str]) -> re.Pattern[str] | None:
 
 __all__ = [
     "MANNERS", "NOTHING", "STAGES", "Action", "Class_", "Judgement", "Manner", "Outcome", "Rule", "RuleBook",
-    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "stage_named",
+    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "read_rules", "stage_named",
 ]  # fmt: skip
