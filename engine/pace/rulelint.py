@@ -39,7 +39,7 @@ def lint(*extra: Path) -> list[Finding]:
     book = load_rules(*extra)
     findings: list[Finding] = []
     for path in (*extra, SHIPPED):
-        for rule in read_rules(path):
+        for rule in read_rules(path).rule:
             for provider in _providers(rule):
                 for sample, should_match in _samples(rule):
                     try:

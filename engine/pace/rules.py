@@ -283,12 +283,7 @@ class RuleFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 SHIPPED = Path(__file__).with_name("replies.toml")
 
 
-def read_rules(path: Path) -> list[RuleText]:
-    """The rules of one file as they are written; raises RuleError."""
-    return read_file(path).rule
-
-
-def read_file(path: Path) -> RuleFile:
+def read_rules(path: Path) -> RuleFile:
     """One file as it is written; raises RuleError."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=RuleFile, dec_hook=decode_custom)
@@ -305,7 +300,7 @@ def load_rules(*extra: Path) -> RuleBook:
     names: set[str] = set()
     fingerprints: list[tuple[str, re.Pattern[str]]] = []
     for path in files:
-        written = read_file(path)
+        written = read_rules(path)
         compiled = [_compiled(text, path.name) for text in written.rule]
         for mark in written.fingerprint:
             try:

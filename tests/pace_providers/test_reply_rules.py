@@ -32,7 +32,7 @@ def test_every_class_is_used_and_has_a_manner() -> None:
 
 
 def test_every_rule_of_a_provider_or_with_an_action_names_its_reason() -> None:
-    written = read_rules(SHIPPED)
+    written = read_rules(SHIPPED).rule
     without = [rule.name for rule in written if not rule.why and rule.pause and not rule.provider]
     assert without == []
 
@@ -185,7 +185,7 @@ def test_providers_are_known_by_their_words_where_they_are_not_known() -> None:
 
 
 def test_no_policy_refusal_suppresses() -> None:
-    for rule in read_rules(SHIPPED):
+    for rule in read_rules(SHIPPED).rule:
         if MANNERS[rule.class_].reason is not Reason.RECIPIENT:
             for sample in rule.samples:
                 stage, _, rest = sample.partition(" ")
