@@ -284,7 +284,7 @@ SHIPPED = Path(__file__).with_name("replies.toml")
 
 
 def read_rules(path: Path) -> RuleFile:
-    """The rules of one file as they are written; raises RuleError."""
+    """One file as it is written; raises RuleError."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=RuleFile, dec_hook=decode_custom)
     except OSError as problem:
@@ -394,5 +394,5 @@ def _enhanced_pattern(parts: list[str]) -> re.Pattern[str] | None:
 
 __all__ = [
     "MANNERS", "NOTHING", "STAGES", "Action", "Class_", "Judgement", "Manner", "Outcome", "Rule", "RuleBook",
-    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "stage_named",
+    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "read_rules", "stage_named",
 ]  # fmt: skip

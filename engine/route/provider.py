@@ -39,6 +39,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     mx: tuple[str, ...]
     title: str = ""
+    domains: tuple[str, ...] = ()  # mail domains known to be its own; the DNS decides when it comes to sending
 
 
 class ProviderBook:
@@ -49,6 +50,7 @@ class ProviderBook:
         self._suffixes: dict[str, str] = {}
         self._hosts: dict[str, str] = {}
         self._patterns: list[tuple[str, str]] = []
+        self._domains = {domain: name for name, provider in providers.items() for domain in provider.domains}
         self._seen: dict[str, str | None] = {}
         for name, provider in providers.items():
             for mx in provider.mx:
@@ -77,6 +79,10 @@ class ProviderBook:
         self._seen[host] = found
         return found
 
+    def of_domain(self, domain: str) -> str | None:
+        """The provider of a well-known mail domain, without asking the DNS."""
+        return self._domains.get(domain.rstrip(".").lower())
+
     def of(self, best_hosts: Iterable[str]) -> str:
         """The provider of the hosts of the best preference: a known name, or a registrable domain (it has a dot)."""
         hosts = sorted({host.rstrip(".").lower() for host in best_hosts})
@@ -93,7 +99,7 @@ class ProviderBook:
 def pool_of(best_hosts: Iterable[str]) -> str:
     """What a connection may be shared by: every domain that names the same hosts, and no other.
 
-    Microsoft 365 and filters in the cloud give each customer names of its own, and mail for one is refused at another's.
+    Microsoft 365 and filters in the cloud give each customer its own names, and refuse one's mail at another's.
     """
     return ",".join(sorted({host.rstrip(".").lower() for host in best_hosts}))
 
