@@ -199,6 +199,13 @@ class ControlTable(Table, frozen=True, kw_only=True):
     lease: Duration = Duration(60.0)
 
 
+class SuppressionTable(Table, frozen=True, kw_only=True):
+    """[suppression]: live."""
+
+    # Entries older than this become keyed hashes by `engine forget --expired`: nobody is named, all stay suppressed.
+    retention_days: int | None = None
+
+
 class Settings(Table, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -211,9 +218,10 @@ class Settings(Table, frozen=True, kw_only=True):
     retry: RetryTable = RetryTable()
     log: LogTable = LogTable()
     control: ControlTable = ControlTable()
+    suppression: SuppressionTable = SuppressionTable()
 
     # What may change while the campaign runs; the rest is frozen at `plan`.
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log"})
+    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "suppression"})
 
 
 def decode_custom(kind: type, value: Any) -> Any:

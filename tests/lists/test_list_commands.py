@@ -188,6 +188,18 @@ def test_old_entries_become_hashes_and_hold(tmp_path: Path) -> None:
     assert not Suppressions(folder, list_id=None).check(["old@x.org"]).any()
 
 
+def test_the_campaign_says_how_long_entries_name_anybody(tmp_path: Path) -> None:
+    campaign = tmp_path / "campaign"
+    campaign.mkdir()
+    text = '[campaign]\nid = "c"\n[message]\nfrom_address = "a@x.org"\nsubject = "s"\n'
+    (campaign / "campaign.toml").write_text(text)
+    run("suppress", "add", "ann@x.org", "--campaign", campaign)
+    run("forget", "--expired", "--campaign", campaign, code=2)
+    (campaign / "campaign.toml").write_text(text + "[suppression]\nretention_days = 30\n")
+    assert "0 entries" in run("forget", "--expired", "--campaign", campaign).stdout
+    assert "ann@x.org" in run("suppress", "export", "--campaign", campaign).stdout
+
+
 def test_a_large_import_writes_the_index_and_others_take_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from engine.lists import suppressions
 
