@@ -22,6 +22,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("engine.commands.prepare", "inspect_command"),
     "suppress": ("engine.commands.suppress", "suppress"),
     "forget": ("engine.commands.suppress", "forget"),
+    "merge-logs": ("engine.commands.results", "merge_logs"),
+    "report": ("engine.commands.results", "report"),
+    "retry-list": ("engine.commands.results", "retry_list"),
     "sink": ("engine.commands.sink", "sink"),
 }
 
