@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge-logs": ("engine.commands.results", "merge_logs"),
     "report": ("engine.commands.results", "report"),
     "retry-list": ("engine.commands.results", "retry_list"),
+    "write-back": ("engine.commands.results", "write_back_command"),
     "sink": ("engine.commands.sink", "sink"),
     "bounces": ("engine.commands.bounces", "bounces"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
