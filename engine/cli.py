@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "suppress": ("engine.commands.suppress", "suppress"),
     "forget": ("engine.commands.suppress", "forget"),
     "sink": ("engine.commands.sink", "sink"),
+    "simulate": ("engine.commands.simulate", "simulate"),
 }
 
 
