@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 CRLF = "\r\n"
@@ -57,13 +57,23 @@ def _is_plain(code: int) -> bool:
 _QP = _QpTable({9: "\t"})
 _QP_CANONICAL = _QpTable({9: "=09"})
 # The common case, a short value that stands as it is. Blanks at its end are safe: a soft break follows.
-_PLAIN_VALUE = re.compile(r"(?![.F])[ -<>-~]{1,75}\Z").match
+_PLAIN_VALUE = re.compile(r"(?!\.|From )[ -<>-~]{1,75}\Z").match
+_PLAIN_HTML = re.compile(r"(?!\.|From )[ !#-%(-;?-~]{1,75}\Z").match
+_PLAIN_CANONICAL = re.compile(r"(?!\.|From )(?:[!-<>-~]| (?! )){1,75}\Z").match
+_PLAIN_CANONICAL_HTML = re.compile(r"(?!\.|From )(?:[!#-%(-;?-~]| (?! )){1,75}\Z").match
 _BLANKS = re.compile(r"  +")
 
 
 def normalise_line_ends(text: str) -> str:
     """`text` with every CR LF and lone CR as LF."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def plain_value(*, html: bool, canonical: bool) -> Callable[[str], object]:
+    """Tells whether `value + SOFT_BREAK` is the value's fragment, with `html` also where HTML is to be escaped."""
+    if canonical:
+        return _PLAIN_CANONICAL_HTML if html else _PLAIN_CANONICAL
+    return _PLAIN_HTML if html else _PLAIN_VALUE
 
 
 def qp_fragment(text: str, *, canonical: bool = False) -> str:

@@ -12,6 +12,7 @@ Pure: arrays in, arrays out; chance comes from a seed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +80,7 @@ def mixed(
 
     rank = _all_ranks(domains, keep, order, len(counts))
     stretches = max(1, -(-total // stretch_rows))
-    stretch = np.full(len(domains), stretches, dtype=np.uint16 if stretches < 65_535 else np.uint32)
+    stretch: npt.NDArray[Any] = np.full(len(domains), stretches, dtype=np.uint16 if stretches < 65_535 else np.uint32)
     for start in range(0, len(domains), _SLICE):
         piece = slice(start, start + _SLICE)
         key = _first_key(rank[piece], domains[piece], offset, counts)
@@ -127,7 +128,7 @@ def _all_ranks(
     return rank
 
 
-def _rows_of_each(stretch: npt.NDArray[np.unsignedinteger], stretches: int) -> Iterator[npt.NDArray[np.int64]]:
+def _rows_of_each(stretch: npt.NDArray[Any], stretches: int) -> Iterator[npt.NDArray[np.int64]]:
     """The rows of stretch 0, 1, ...; a stable argsort of 16-bit numbers is a radix sort."""
     if stretches == 1:
         yield np.flatnonzero(stretch == 0)

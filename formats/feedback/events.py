@@ -175,7 +175,9 @@ def _ses(value: dict[str, Any]) -> Feedback:
                         stage=stage_in(words),
                     )
                 )
-            if sort[0] in ("Undetermined", "Transient") and not any(one.diagnostic and one.reply.code for one in recipients):
+            if sort[0] in ("Undetermined", "Transient") and not any(
+                one.diagnostic and one.reply.code for one in recipients
+            ):
                 headers = {
                     _text(item.get("name")).lower(): _text(item.get("value")) for item in _items(mail.get("headers"))
                 }
@@ -196,7 +198,11 @@ def _ses(value: dict[str, Any]) -> Feedback:
             kind = Kind.DELIVERED
             names = delivery.get("recipients")
             recipients = [
-                Recipient(address=_text(one, 320), action=Action.DELIVERED, reply=reply_in(_text(delivery.get("smtpResponse"))))
+                Recipient(
+                    address=_text(one, 320),
+                    action=Action.DELIVERED,
+                    reply=reply_in(_text(delivery.get("smtpResponse"))),
+                )
                 for one in (names if isinstance(names, list) else [])[:1000]
             ]
         case "DeliveryDelay":
@@ -212,7 +218,16 @@ def _ses(value: dict[str, Any]) -> Feedback:
                 )
                 for item in _items(delay.get("delayedRecipients"))
             ]
-        case "AmazonSnsSubscriptionSucceeded" | "Received" | "Send" | "Open" | "Click" | "Reject" | "Rendering Failure" | "Subscription":
+        case (
+            "AmazonSnsSubscriptionSucceeded"
+            | "Received"
+            | "Send"
+            | "Open"
+            | "Click"
+            | "Reject"
+            | "Rendering Failure"
+            | "Subscription"
+        ):
             kind = Kind.UNKNOWN
         case _:
             # Whatever SES adds next is logged, not an error: nothing of ours depends on it.
