@@ -29,6 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "retry-list": ("engine.commands.results", "retry_list"),
     "write-back": ("engine.commands.results", "write_back_command"),
     "sink": ("engine.commands.sink", "sink"),
+    "simulate": ("engine.commands.simulate", "simulate"),
+    "capacity": ("engine.commands.capacity", "capacity"),
     "bounces": ("engine.commands.bounces", "bounces"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
