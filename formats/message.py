@@ -279,7 +279,7 @@ _ATTRIBUTE_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 def parameter(name: str, value: str) -> list[str]:
     """A MIME parameter as `name=value`, quoted, or in RFC 2231 pieces: each a piece for its own line."""
     value = clean_text(value)
-    if value.isascii() and len(name) + len(value) < 70:
+    if value.isascii() and len(name) + len(value) < 70 and "  " not in value:
         if _TOKEN.match(value):
             return [f"{name}={value}"]
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')

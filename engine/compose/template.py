@@ -186,7 +186,7 @@ class Body:
         self._box = box
         self._render = surveyed.template.root_render_func
         self._template = surveyed.template
-        self._encode: Encode = box.encode_html if box.autoescape else box.encode_text
+        self.encode: Encode = box.encode_html if box.autoescape else box.encode_text
         parts = _segments(surveyed.tree, plain)
         self.segments: list[str] | None = None
         self.slots: tuple[tuple[int, int, str], ...] = ()
@@ -200,7 +200,7 @@ class Body:
             if isinstance(part, str):
                 segments.append(self._box.encode_static(part))
             else:
-                slots.append((len(segments), places[part[0]], self._encode(part[1])))
+                slots.append((len(segments), places[part[0]], self.encode(part[1])))
                 segments.append("")
         self.segments, self.slots = segments, tuple(slots)
 
@@ -218,7 +218,7 @@ class Body:
         """The fragments of a row, in order."""
         if self.segments is not None:
             filled = self.segments.copy()
-            encode = self._encode
+            encode = self.encode
             for at, index, default in self.slots:
                 value = values[index]
                 filled[at] = default if value is None or value != value else encode(value)
