@@ -13,6 +13,7 @@ from engine.config import MessageTable, SettingsError
 from formats.address import AddressError, Mailbox, parse_mailbox
 from formats.dkim import UNSIGNED, relaxed_field
 from formats.message import (
+    SOFT_LINE,
     HeaderError,
     check_field_name,
     date_value,
@@ -99,20 +100,23 @@ Maker = Callable[[RowState], str]  # the field's value; "" leaves the field out
 class Field:
     """One field: fixed (`value`) or made for each row (`make`)."""
 
-    __slots__ = ("is_signed", "make", "name", "relaxed_name", "value")
+    __slots__ = ("_room", "is_signed", "make", "name", "relaxed_name", "value")
 
     def __init__(self, name: str, *, value: str = "", make: Maker | None = None) -> None:
         self.name, self.value, self.make = name, value, make
         self.relaxed_name = name.lower()
         self.is_signed = self.relaxed_name not in UNSIGNED
+        self._room = SOFT_LINE - 1 - len(name)
 
-    def write(self, value: str) -> tuple[str, str]:
-        """The field as written, and its relaxed form ("" where it is not signed); raises HeaderError."""
-        # Most values: short, without blanks in a row.
-        if len(value) + len(self.name) <= 76 and "  " not in value and "\t" not in value:
-            return f"{self.name}: {value}\r\n", f"{self.relaxed_name}:{value}\r\n" if self.is_signed else ""
-        written = fold(self.name, value)
-        return written, relaxed_field(self.name, value) if self.is_signed else ""
+    def write(self, value: str) -> str:
+        """The field as written; raises HeaderError."""
+        if len(value) < self._room:
+            return f"{self.name}: {value}\r\n"
+        return fold(self.name, value)
+
+    def relaxed(self, value: str) -> str:
+        """The field in relaxed form; "" where it is not signed."""
+        return relaxed_field(self.relaxed_name, value) if self.is_signed else ""
 
 
 def header_fields(message: MessageTable, lines: dict[str, Line], content: Sequence[tuple[str, str]]) -> list[Field]:
@@ -287,7 +291,9 @@ def merged(fields: Sequence[Field]) -> list[tuple[str, str] | Field]:
         if not field.value:
             continue
         try:
-            written, relaxed = field.write(field.value) if "\r\n" not in field.value else _ready(field)
+            ready = "\r\n" in field.value  # folded already
+            written = f"{field.name}: {field.value}\r\n" if ready else field.write(field.value)
+            relaxed = field.relaxed(field.value)
         except HeaderError as problem:
             raise TemplateError(place="campaign.toml [message]", problem=str(problem)) from None
         if out and isinstance(out[-1], tuple):
@@ -295,7 +301,3 @@ def merged(fields: Sequence[Field]) -> list[tuple[str, str] | Field]:
         else:
             out.append((written, relaxed))
     return out
-
-
-def _ready(field: Field) -> tuple[str, str]:
-    return f"{field.name}: {field.value}\r\n", relaxed_field(field.name, field.value) if field.is_signed else ""

@@ -23,6 +23,7 @@ from engine.compose.htmltext import html_to_text, text_template
 from engine.compose.keys import load_keys
 from engine.compose.mime import Files, Hole, Part, Piece, multipart, text_part
 from engine.compose.sandbox import alias, reason_of
+from engine.compose.segments import SegmentBody, Slot
 from engine.compose.sign import Signer, body_form, load_signer
 from engine.compose.template import EXTRAS, Body, Line, Surveyed, TemplateError, Variables, Workshop
 from engine.compose.values import intake_for
@@ -59,19 +60,21 @@ class RowProblem(Exception):
 class Draft:
     """A message but for its signatures."""
 
-    __slots__ = ("body", "digests", "head", "is_utf8", "recipient", "return_path", "unsigned")
+    __slots__ = ("body", "digests", "head", "mailbox", "return_path", "unsigned")
 
-    def __init__(self, return_path: str, mailbox: Mailbox, head: str, body: bytes) -> None:
-        self.return_path, self.recipient, self.is_utf8 = return_path, str(mailbox), mailbox.needs_smtputf8
-        self.head, self.body = head, body
+    def __init__(self, return_path: str, mailbox: Mailbox, head: bytes, body: bytes) -> None:
+        self.return_path, self.mailbox, self.head, self.body = return_path, mailbox, head, body
         self.unsigned: list[str] = []
         self.digests: list[bytes] = []
 
     def finish(self, signatures: Sequence[bytes]) -> Message:
         """The message, with its signatures in front."""
-        signed = [signature_field(field, one) for field, one in zip(self.unsigned, signatures, strict=True)]
-        head = "".join([*signed, self.head]).encode()
-        return Message(self.return_path, self.recipient, head + self.body, self.is_utf8)
+        content = self.head
+        if signatures:
+            signed = [signature_field(field, one) for field, one in zip(self.unsigned, signatures, strict=True)]
+            content = b"".join(["".join(signed).encode("ascii"), self.head, self.body])
+        mailbox = self.mailbox
+        return Message(self.return_path, f"{mailbox.local}@{mailbox.domain}", content, mailbox.needs_smtputf8)
 
 
 class Composer:
@@ -108,13 +111,14 @@ class Composer:
         self._bodies, self._lines = bodies, lines
         self._row_attachments, self._files = row_attachments, files
         self._intakes, self._globals, self._extras = intakes, variables, extras
-        self._needs_variables = any(body.needs_variables for body in bodies.values()) or any(
+        self._needs_variables = any(body.segments is None for body in bodies.values()) or any(
             line.needs_variables for line in lines.values()
         )
         self._url = (message.unsubscribe_url or "").partition("{token}")
         self._fixed_extras = (settings.campaign.id, settings.campaign.list_id)
         self._pieces = tuple(pieces)
-        self._flat, self._slots = _flatten(pieces, bodies)
+        canonical = any(template.body_form == "relaxed" for _, template in signers)
+        self._segment_body = _segment_body(pieces, bodies, canonical=canonical)
         self._boundary_line = ""
         if row_attachments:
             closing = pieces[-1]
@@ -160,39 +164,45 @@ class Composer:
             self._add_variables(state)
         if self._extras:
             self._add_lines(state)
+        return_path = self._return_path or f"{bounce}@{self._return_domain}"
+        if not self._signers:
+            written: list[str] = []
+            for field in self._fields:
+                if isinstance(field, tuple):
+                    written.append(field[0])
+                elif value := field.make(state):  # type: ignore[misc]  # merged() leaves only fields with makers
+                    written.append(field.write(value))
+            written.append("\r\n")
+            written += self._body(state)
+            return Draft(return_path, mailbox, "".join(written).encode(), b"")
+        return self._signable(state, return_path)
+
+    def _signable(self, state: RowState, return_path: str) -> Draft:
         written: list[str] = []
         relaxed: list[str] = []
         for field in self._fields:
             if isinstance(field, tuple):
                 written.append(field[0])
                 relaxed.append(field[1])
-                continue
-            value = field.make(state)  # type: ignore[misc]  # merged() leaves only fields with makers
-            if value:
-                line, canonical = field.write(value)
-                written.append(line)
-                relaxed.append(canonical)
+            elif value := field.make(state):  # type: ignore[misc]
+                written.append(field.write(value))
+                relaxed.append(field.relaxed(value))
         written.append("\r\n")
-        body = self._body(state)
-        return_path = self._return_path or f"{bounce}@{self._return_domain}"
-        draft = Draft(return_path, mailbox, "".join(written), body)
-        if self._signers:
-            hashes = {form: hasher.digest(body) for form, hasher in self._hashers.items()}
-            covered = "".join(relaxed)
-            for _, template in self._signers:
-                unsigned, canonical = template.unsigned(state.now_s, hashes[template.body_form])
-                draft.unsigned.append(unsigned)
-                draft.digests.append(hashlib.sha256((covered + canonical).encode()).digest())
+        body = "".join(self._body(state)).encode("ascii")
+        draft = Draft(return_path, state.mailbox, "".join(written).encode(), body)
+        hashes = {form: hasher.digest(body) for form, hasher in self._hashers.items()}
+        covered = "".join(relaxed)
+        for _, template in self._signers:
+            unsigned, canonical = template.unsigned(state.now_s, hashes[template.body_form])
+            draft.unsigned.append(unsigned)
+            draft.digests.append(hashlib.sha256((covered + canonical).encode()).digest())
         return draft
 
-    def _body(self, state: RowState) -> bytes:
+    def _body(self, state: RowState) -> list[str]:
+        """The body's pieces, in order."""
         values = state.values
-        if self._flat is not None:
-            flat = self._flat.copy()
-            for at, index, default, encode in self._slots:
-                value = values[index]
-                flat[at] = default if value is None or value != value else encode(value)
-            return "".join(flat).encode("ascii")
+        if self._segment_body is not None:
+            return self._segment_body.fill(values)
         filled: dict[Hole, list[str]] = {}
         out: list[str] = []
         if Hole.HTML in self._bodies and Hole.TEXT not in self._bodies and Hole.TEXT in self._pieces:
@@ -207,7 +217,7 @@ class Composer:
                 out += filled[piece]
             else:
                 out += self._bodies[piece].fill(values, state.variables)
-        return "".join(out).encode("ascii")
+        return out
 
     def _attachments(self, state: RowState) -> str:
         out = []
@@ -234,7 +244,8 @@ class Composer:
         variables = state.variables = self._globals.copy()
         values = state.values
         for index, (name, take) in enumerate(self._intakes):
-            variables[name] = take(values[index])
+            value = values[index]
+            variables[name] = value if type(value) is str and "\r" not in value else take(value)
         if self._extras:
             for name, value in zip(EXTRAS, values[len(self.columns) :], strict=True):
                 if name in self._extras:
@@ -297,22 +308,17 @@ class Composer:
         ]
 
 
-def _flatten(
-    pieces: Sequence[Piece], bodies: dict[Hole, Body]
-) -> tuple[list[str] | None, tuple[tuple[int, int, str, Callable[[Any], str]], ...]]:
-    """The whole body as one list of segments with places for values, where no part needs more than that."""
-    flat: list[str] = []
-    slots: list[tuple[int, int, str, Callable[[Any], str]]] = []
+def _segment_body(pieces: Sequence[Piece], bodies: dict[Hole, Body], *, canonical: bool) -> SegmentBody | None:
+    """The whole body as segments, where no part needs more than that."""
+    parts: list[str | Slot] = []
     for piece in pieces:
         if isinstance(piece, str):
-            flat.append(piece)
-            continue
-        body = bodies.get(piece)
-        if body is None or body.segments is None:
-            return None, ()
-        slots += [(at + len(flat), index, default, body.encode) for at, index, default in body.slots]
-        flat += body.segments
-    return flat, tuple(slots)
+            parts.append(piece)
+        elif piece not in bodies or (segments := bodies[piece].segments) is None:
+            return None
+        else:
+            parts += segments
+    return SegmentBody(parts, canonical=canonical)
 
 
 def _return_domain(settings: Settings) -> str:
