@@ -116,6 +116,7 @@ class MessageTable(Table, frozen=True, kw_only=True):
     subject: str  # (T)
     text: str | None = None  # template file, relative to the campaign folder
     html: str | None = None  # template file
+    text_from_html: bool = True  # without `text`, make the text part from the HTML
     preheader: str | None = None
     language: str | None = None  # Content-Language, and the locale of filters
     timezone: str = "UTC"  # zone in which the `date` filter shows timestamps
