@@ -21,9 +21,9 @@ from engine.results.feedback import read_feedback
 from engine.results.merge import Decided, merge
 from engine.results.report import read_summary, redraw, write_report
 from engine.results.retry import DEFAULT, write_retry_list
+from engine.results.statement import parse
 from engine.results.summary import Summary
 from engine.results.tables import next_steps, plain, rich_table, shown, table
-from engine.results.statement import parse
 from engine.results.target import open_target
 from engine.results.write_back import BATCH, Kind, Written, choose, people, write_back
 
