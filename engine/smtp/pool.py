@@ -170,6 +170,11 @@ class Pool:
             await self._all_gone.wait()
         self._watch.remove(self)
 
+    def retire(self) -> None:
+        """The pool holds nothing and is not needed: stop watching it."""
+        self._is_closed = True
+        self._watch.remove(self)
+
     # ---- inside
 
     def _fill(self) -> None:
