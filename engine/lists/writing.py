@@ -211,8 +211,10 @@ class _Buckets:
             return
         kept = kept[np.argsort(places[kept], kind="stable")]
         placed = places[kept]
-        frame = batch.rechunk().select(pl.all().gather(pl.Series(kept.astype(np.uint32)))).with_columns(
-            pl.Series(_PLACE, placed), pl.Series(_NUMBER, domains[kept])
+        frame = (
+            batch.rechunk()
+            .select(pl.all().gather(pl.Series(kept.astype(np.uint32))))
+            .with_columns(pl.Series(_PLACE, placed), pl.Series(_NUMBER, domains[kept]))
         )
         bucket = placed // np.uint32(self._rows)
         edges = np.flatnonzero(np.concatenate(([True], bucket[1:] != bucket[:-1], [True])))
