@@ -173,7 +173,9 @@ def mutated(raw: bytes, rng: random.Random, others: list[bytes]) -> bytes:
             case 5:
                 del data[at:]
             case 6:
-                data[at : at + length] = rng.choice((b"\n", b"\r\n", b"\0", b"@", b"<", b":", b" ", b"=", b"--")) * length
+                data[at : at + length] = (
+                    rng.choice((b"\n", b"\r\n", b"\0", b"@", b"<", b":", b" ", b"=", b"--")) * length
+                )
             case 7:
                 lines = bytes(data).split(b"\n")
                 rng.shuffle(lines)
@@ -199,7 +201,9 @@ def mutations(samples: list[Sample], folder: Path, count: int, seed: int) -> Non
             sys.exit(f"mutation {number} of {samples[place].file} (seed {seed}): {problem!r}; kept as failed.eml")
         kinds[feedback.kind] += 1
         slowest = max(slowest, (time.perf_counter() - start, samples[place].file))
-    print(f"{count} mutated messages, no exception, {time.monotonic() - began:.0f} s; slowest {slowest[0] * 1000:.0f} ms")
+    print(
+        f"{count} mutated messages, no exception, {time.monotonic() - began:.0f} s; slowest {slowest[0] * 1000:.0f} ms"
+    )
     print("  " + ", ".join(f"{kind} {kinds[kind]}" for kind in Kind if kinds[kind]))
 
 
@@ -209,7 +213,9 @@ def main() -> None:
     arguments.add_argument("--families", action="store_true", help="also each family left out")
     arguments.add_argument("--wrong", action="store_true", help="name what was read wrong")
     arguments.add_argument("--rate", action="store_true", help="also messages a second")
-    arguments.add_argument("--mutations", type=int, default=0, metavar="N", help="also N damaged messages (100000 for the claim)")
+    arguments.add_argument(
+        "--mutations", type=int, default=0, metavar="N", help="also N damaged messages (100000 for the claim)"
+    )
     arguments.add_argument("--seed", type=int, default=1)
     options = arguments.parse_args()
     lines = (options.corpus / "expected.jsonl").read_text().splitlines()

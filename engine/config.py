@@ -116,6 +116,7 @@ class MessageTable(Table, frozen=True, kw_only=True):
     subject: str  # (T)
     text: str | None = None  # template file, relative to the campaign folder
     html: str | None = None  # template file
+    text_from_html: bool = True  # without `text`, make the text part from the HTML
     preheader: str | None = None
     language: str | None = None  # Content-Language, and the locale of filters
     timezone: str = "UTC"  # zone in which the `date` filter shows timestamps
@@ -199,9 +200,38 @@ class ControlTable(Table, frozen=True, kw_only=True):
     lease: Duration = Duration(60.0)
 
 
+class ImapTable(Table, frozen=True, kw_only=True):
+    """[[bounces.imap]]: a mailbox that gets what comes back."""
+
+    url: str  # imaps://user@host[:port] or imap:// (STARTTLS, unless tls = "off")
+    tls: Literal["verified", "unverified", "off"] = "verified"
+    tls_ca_file: str | None = None
+    password_env: str | None = None
+    password_file: str | None = None
+    mailboxes: tuple[str, ...] = ("INBOX",)
+    handled: str = "Handled"  # where messages are moved once they are recorded
+    unmatched: str = "Unmatched"  # and those that are for people to look at
+
+
+class BouncesTable(Table, frozen=True, kw_only=True):
+    """[bounces]: live. What comes back, and when it suppresses."""
+
+    sources: tuple[str, ...] = ()  # Maildirs, mboxes, folders; relative to the campaign folder
+    imap: tuple[ImapTable, ...] = ()
+    # Five soft bounces on different days, the first and the last a week apart: a full mailbox is no abandoned one.
+    soft_bounces: int = 5
+    soft_over: Duration = Duration(7 * 86400.0)
+    soft_within: Duration = Duration(90 * 86400.0)
+    # A provider that calls more than a tenth of its rows unknown within six hours is broken itself.
+    breaker_bounces: int = 50
+    breaker_share: float = 0.1
+    breaker_within: Duration = Duration(6 * 3600.0)
+    # Reports without a token of ours are believed where the address is on the list. Anybody can write such a report:
+    # false asks for a token or a Message-ID of ours.
+    by_address: bool = True
+    delete_handled: bool = False  # Maildir and IMAP: delete what was matched and recorded
 class SuppressionTable(Table, frozen=True, kw_only=True):
     """[suppression]: live."""
-
     # Entries older than this become keyed hashes by `engine forget --expired`: nobody is named, all stay suppressed.
     retention_days: int | None = None
 
@@ -218,9 +248,11 @@ class Settings(Table, frozen=True, kw_only=True):
     retry: RetryTable = RetryTable()
     log: LogTable = LogTable()
     control: ControlTable = ControlTable()
-    suppression: SuppressionTable = SuppressionTable()
+    bounces: BouncesTable = BouncesTable()
 
     # What may change while the campaign runs; the rest is frozen at `plan`.
+    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces"})
+    suppression: SuppressionTable = SuppressionTable()
     LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "suppression"})
 
 

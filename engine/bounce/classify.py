@@ -95,7 +95,7 @@ def report_words() -> RuleBook:
     """The rules for reporting hosts' own words, without those for live replies."""
     from engine.pace.rules import _compiled, read_rules
 
-    return RuleBook(_compiled(text, _REPORT_WORDS.name) for text in read_rules(_REPORT_WORDS))
+    return RuleBook(_compiled(text, _REPORT_WORDS.name) for text in read_rules(_REPORT_WORDS).rule)
 
 
 @cache
@@ -114,9 +114,10 @@ def classify(
     rules: RuleBook,
     *,
     named: Named | None = None,
+    sure: bool = True,
     provider_of: ProviderOf = no_provider,
 ) -> list[Finding]:
-    """What `feedback` says of each recipient; `named` is what a checked token in it says."""
+    """What `feedback` says of each recipient; `named` is the row it is about, `sure` if a checked token says so."""
     match feedback.kind:
         case Kind.DELIVERY_REPORT | Kind.DELAY | Kind.DELIVERED | Kind.RELAYED | Kind.EXPANDED:
             findings = [_reported(one, feedback, rules, provider_of) for one in feedback.recipients]
@@ -126,16 +127,16 @@ def classify(
             findings = []
     if named is None:
         return [finding for finding in findings if finding.address]
-    return _about(named, findings or [_spoken(None, feedback)])
+    return _about(named, findings or [_spoken(None, feedback)], sure)
 
 
-def _about(named: Named, findings: list[Finding]) -> list[Finding]:
+def _about(named: Named, findings: list[Finding], sure: bool) -> list[Finding]:
     """The findings of a message whose token names one row: one message of ours has one recipient.
 
     A forward may have given it another address, so the row counts and the reported address is only told. Of several
     reported recipients (an expanded alias) the row is as well off as the best of them.
     """
-    best = min(findings, key=lambda one: (one.verdict is Verdict.REJECTED, one.hard is not False))
+    best = min(findings, key=lambda one: (one.verdict is Verdict.REJECTED, one.hard))
     if named.address:
         wanted = named.address.casefold()
         mine = [one for one in findings if one.address.casefold() == wanted]
@@ -148,7 +149,7 @@ def _about(named: Named, findings: list[Finding]) -> list[Finding]:
             row=named.row,
             is_test=named.is_test,
             address=named.address or best.address,
-            confidence=Confidence.CERTAIN,
+            confidence=Confidence.CERTAIN if sure else best.confidence,
         )
     ]
 
@@ -220,10 +221,12 @@ def judge(recipient: Recipient, rules: RuleBook, provider: str | None) -> Judgem
     """
     reply = quoted_reply(recipient)
     judgement = rules.judge(_STAGE[recipient.stage], reply, provider)
-    if judgement.class_ is Class_.UNCLEAR or (judgement.class_ is Class_.PROTOCOL and recipient.reply.code == 0):
+    is_unclear = judgement.class_ is Class_.UNCLEAR
+    if is_unclear or judgement.class_ in _BROAD or judgement.rule.endswith("-by-number"):
         told = report_words().judge("report", Reply(reply.code, f"{reply.text} {recipient.diagnostic}".strip()), None)
         # Before RCPT nothing is about the recipient, whatever the words are.
-        if told.class_ is not Class_.UNCLEAR and (not told.suppress or recipient.stage not in _NOT_YET):
+        may_suppress = told.suppress and recipient.stage not in _NOT_YET
+        if may_suppress or (is_unclear and told.class_ is not Class_.UNCLEAR and not told.suppress):
             judgement = told
     if judgement.suppress and _says_otherwise(recipient):
         judgement = msgspec.structs.replace(judgement, suppress=False)
@@ -252,6 +255,8 @@ _CONTRADICT = frozenset(
         Class_.MAILBOX_FULL,
     }
 )
+# Classes that a live rule may have read off the status' number alone: words that say nobody is there outweigh them.
+_BROAD = frozenset({Class_.NETWORK, Class_.SERVER_BUSY, Class_.POLICY})
 _NOT_YET = frozenset({Stage.CONNECT, Stage.EHLO, Stage.MAIL})
 
 

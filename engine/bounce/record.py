@@ -117,6 +117,11 @@ def feedback_tables(folders: Iterable[Path]) -> Iterator[tuple[Path, pa.Table]]:
             try:
                 with pa.memory_map(str(path)) as mapped:
                     batches = list(feedback_reader(mapped.read_buffer()))
-                    yield path, pa.Table.from_batches([pa.RecordBatch.from_arrays(b.columns, schema=SCHEMA) for b in batches], SCHEMA)
+                    yield (
+                        path,
+                        pa.Table.from_batches(
+                            [pa.RecordBatch.from_arrays(b.columns, schema=SCHEMA) for b in batches], SCHEMA
+                        ),
+                    )
             except (LogDamaged, OSError):
                 continue  # a file that another run has just made, or damage that `merge-logs` reports

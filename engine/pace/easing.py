@@ -119,7 +119,7 @@ class State(msgspec.Struct, kw_only=True):
     attempts: int = 0
     bad: int = 0
     any_4xx: int = 0
-    refused: int = 0
+    refused_run: int = 0
     reply_s: float = 0.0
     replies: int = 0
     most_connections: int = 0
@@ -153,8 +153,6 @@ class State(msgspec.Struct, kw_only=True):
             self.bad += seen.count
         if seen.signal in ANY_4XX:
             self.any_4xx += seen.count
-        if seen.signal is Signal.REFUSED:
-            self.refused += seen.count
         if seen.reply_s is not None:
             self.reply_s += seen.reply_s * seen.count
             self.replies += seen.count
@@ -168,7 +166,7 @@ class State(msgspec.Struct, kw_only=True):
             weight = 0.1 if self.usual_reply_s else 1.0
             self.usual_reply_s += weight * (min(mean, 2 * self.usual_reply_s or mean) - self.usual_reply_s)
         self.last_attempts = self.attempts
-        self.attempts = self.bad = self.any_4xx = self.refused = self.replies = self.most_connections = 0
+        self.attempts = self.bad = self.any_4xx = self.replies = self.most_connections = 0
         self.reply_s = 0.0
         self.window_at = now
 
@@ -297,6 +295,14 @@ class Adaptive:
         state.unreachable = 0
         if not is_new:
             return
+        if seen.signal is Signal.REFUSED:
+            # A list has a few; in a row they are about us, and each costs a recipient.
+            state.refused_run += seen.count
+            if state.refused_run >= (self.storm if state.is_recovering else self.enough):
+                self._storm(state, seen, f"{state.refused_run} refused for good in a row: {seen.text or seen.signal}")
+            return
+        if seen.signal is Signal.ACCEPTED:
+            state.refused_run = 0
         if seen.pause_s and seen.then_connections is not None and seen.signal not in FINE:
             rate = state.attempt_rate(seen.now)
             _documented(state, seen, seen.pause_s, doubles_pause=False)
@@ -316,11 +322,7 @@ class Adaptive:
             self._measure(state, seen)
 
     def window(self, state: State, now: float) -> None:
-        if state.suspended_until_at is not None or state.measuring_at is not None or not state.attempts:
-            return
-        if state.refused >= 20 and state.refused >= 0.8 * state.attempts:
-            seen = Observation(Signal.REFUSED, now)
-            self._storm(state, seen, f"{state.refused} of {state.attempts} attempts of a minute refused for good")
+        if state.suspended_until_at is not None or not state.attempts:
             return
         if state.is_recovering:
             return
@@ -328,7 +330,9 @@ class Adaptive:
             # Too little to be measured in twenty replies, steady all the same: a level a few percent too high.
             share = state.bad / state.attempts
             settled = state.eased_at is None or (state.window_at is not None and state.eased_at <= state.window_at)
-            if settled and share >= self.stray and state.bad >= 3:
+            # A probe is judged more strictly: the level below it was without refusals.
+            if settled and state.bad >= 3 and (share >= self.stray or state.probe_from is not None):
+                state.measuring_at = None
                 self._learn_rate(state, now, state.attempts / WINDOW_S, share)
                 state.reason = f"{share:.0%} of a minute's attempts refused ({state.refusal}): eased"
             return
@@ -420,8 +424,8 @@ class Adaptive:
         state.repeats = min(state.repeats + 1, 16)
         state.suspend(seen.now, pause, reason)
         state.doubles = True
-        state.connections = 1
-        state.unreachable = 0
+        state.connections = min(1, state.limits.connections)
+        state.unreachable = state.refused_run = state.barren = 0
 
     def _fewer_connections(self, state: State, seen: Observation, begun: float) -> None:
         if state.connections_eased_at is not None and begun <= state.connections_eased_at:

@@ -325,7 +325,7 @@ class Worker:
         counts = []
         for lane in self._lanes:
             tally = bench.lanes.pop(lane.index, None)
-            connections = lane.used
+            connections = lane.pool.open if lane.pool is not None else 0
             if tally is None and not connections:
                 continue
             tally = tally or LaneTally()

@@ -15,7 +15,9 @@ from formats.feedback.smtpwords import addresses_in, fold, tidy
 
 # Fields with which providers that write no feedback report name the recipient inside the returned message.
 _HIDDEN_RECIPIENT = ("x-hmxmroriginalrecipient", "x-original-recipient", "x-rcpt-to", "x-envelope-to")
-_COMPLAINT_SUBJECT = re.compile(r"^\s*complaint\s+about\s+message|abuse\s+(?:report|complaint)|\bspam\s+(?:report|complaint)", re.I)
+_COMPLAINT_SUBJECT = re.compile(
+    r"^\s*complaint\s+about\s+message|abuse\s+(?:report|complaint)|\bspam\s+(?:report|complaint)", re.I
+)
 
 
 class Complaint(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,7 +84,7 @@ def subscription_url(raw: bytes) -> str:
 
 def read_mailed_event(text: str) -> Feedback | None:
     """An event that SNS sent by mail: JSON, perhaps folded by a mail host, with a footer behind it."""
-    for attempt in (text, re.sub(r"\r?\n ?", "", text)):
+    for attempt in (re.sub(r"\r?\n ?", "", text), text):
         try:
             value, _ = json.JSONDecoder(strict=False).raw_decode(attempt.lstrip())
             return _event(value, 0)
@@ -175,7 +175,9 @@ def _ses(value: dict[str, Any]) -> Feedback:
                         stage=stage_in(words),
                     )
                 )
-            if sort[0] in ("Undetermined", "Transient") and not any(one.diagnostic and one.reply.code for one in recipients):
+            if sort[0] in ("Undetermined", "Transient") and not any(
+                one.diagnostic and one.reply.code for one in recipients
+            ):
                 headers = {
                     _text(item.get("name")).lower(): _text(item.get("value")) for item in _items(mail.get("headers"))
                 }
@@ -196,7 +198,11 @@ def _ses(value: dict[str, Any]) -> Feedback:
             kind = Kind.DELIVERED
             names = delivery.get("recipients")
             recipients = [
-                Recipient(address=_text(one, 320), action=Action.DELIVERED, reply=reply_in(_text(delivery.get("smtpResponse"))))
+                Recipient(
+                    address=_text(one, 320),
+                    action=Action.DELIVERED,
+                    reply=reply_in(_text(delivery.get("smtpResponse"))),
+                )
                 for one in (names if isinstance(names, list) else [])[:1000]
             ]
         case "DeliveryDelay":
@@ -212,7 +218,16 @@ def _ses(value: dict[str, Any]) -> Feedback:
                 )
                 for item in _items(delay.get("delayedRecipients"))
             ]
-        case "AmazonSnsSubscriptionSucceeded" | "Received" | "Send" | "Open" | "Click" | "Reject" | "Rendering Failure" | "Subscription":
+        case (
+            "AmazonSnsSubscriptionSucceeded"
+            | "Received"
+            | "Send"
+            | "Open"
+            | "Click"
+            | "Reject"
+            | "Rendering Failure"
+            | "Subscription"
+        ):
             kind = Kind.UNKNOWN
         case _:
             # Whatever SES adds next is logged, not an error: nothing of ours depends on it.

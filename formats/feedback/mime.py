@@ -27,9 +27,13 @@ _BETWEEN_WORDS = re.compile(r"(\?=)\s+(=\?)")
 _PARAMETER = re.compile(r""";\s*([A-Za-z0-9_-]{1,40})\*?\s*=\s*("(?:[^"\\\n]|\\.)*"|[^;\s]+)""")
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
 # A body that is multipart although its header does not say so: sendmail's reports lose theirs on some paths.
-_HIDDEN_BOUNDARY = re.compile(rb"^--([^\n]{1,100})\nContent-(?:Type|Description|Transfer-Encoding|Disposition)[ \t]*:", re.M | re.I)
+_HIDDEN_BOUNDARY = re.compile(
+    rb"^--([^\n]{1,100})\nContent-(?:Type|Description|Transfer-Encoding|Disposition)[ \t]*:", re.M | re.I
+)
 _TAG = re.compile(r"<(/?)([A-Za-z!][A-Za-z0-9]*)[^<>]*>")
-_BLOCK = frozenset({"br", "p", "div", "tr", "li", "h1", "h2", "h3", "h4", "td", "table", "ul", "pre", "hr", "blockquote"})
+_BLOCK = frozenset(
+    {"br", "p", "div", "tr", "li", "h1", "h2", "h3", "h4", "td", "table", "ul", "pre", "hr", "blockquote"}
+)
 
 
 class Headers:
@@ -237,10 +241,7 @@ def decode_words(value: str) -> str:
 
 def _decoded_word(found: re.Match[str]) -> str:
     charset, kind, text = found[1], found[2].lower(), found[3].encode("utf-8", "replace")
-    if kind == "b":
-        raw = undo_encoding(text, "base64")
-    else:
-        raw = binascii.a2b_qp(text, header=True)
+    raw = undo_encoding(text, "base64") if kind == "b" else binascii.a2b_qp(text, header=True)
     return decode_text(raw, charset)
 
 

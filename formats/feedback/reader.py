@@ -25,13 +25,21 @@ MAX_FORWARDS = 2
 
 _STATUS_TYPES = frozenset({"message/delivery-status", "message/global-delivery-status"})
 _RETURNED_TYPES = frozenset(
-    {"message/rfc822", "message/global", "text/rfc822-headers", "message/rfc822-headers", "text/rfc822", "message/global-headers"}
+    {
+        "message/rfc822",
+        "message/global",
+        "text/rfc822-headers",
+        "message/rfc822-headers",
+        "text/rfc822",
+        "message/global-headers",
+    }
 )
 _URL = re.compile(r"https://[^\s<>\"']{1,600}|mailto:[^\s<>\"']{1,400}")
 # "Begin forwarded message:", "---------- Forwarded message ---------", "-----Ursprüngliche Nachricht-----"
 _FORWARD = re.compile(
-    r"^[ \t>-]*(?:begin forwarded message:?|forwarded message|weitergeleitete nachricht|message transféré|mensaje reenviado"
-    r"|messaggio inoltrato|ursprüngliche nachricht|original message)[ \t:-]*\n(?=(?:[ \t]*\n)*[> \t]*(?:from|von|de|da)[ \t]*:)",
+    r"^[ \t>-]*(?:begin forwarded message:?|forwarded message|weitergeleitete nachricht|message transféré"
+    r"|mensaje reenviado|messaggio inoltrato|ursprüngliche nachricht|original message)[ \t:-]*\n"
+    r"(?=(?:[ \t]*\n){0,3}[> \t]*(?:from|von|de|da)[ \t]*:)",
     re.I | re.M,
 )
 _ID = re.compile(r"<([^<>\s]{1,300})>")
@@ -62,7 +70,9 @@ def _read(raw: bytes, forwards: int) -> Feedback:
     returned: list[bytes] = []
     for part in mime.leaves(headers, body):
         if part.content_type in _STATUS_TYPES:
-            statuses.append(part.text())
+            # Behind the returned message it is that message's own, which may use the same boundary.
+            if not (statuses and returned):
+                statuses.append(part.text())
         elif part.content_type == "message/feedback-report":
             feedback_reports.append(part.text())
         elif part.content_type in _RETURNED_TYPES:
@@ -173,9 +183,7 @@ class _Message:
         """A complaint, by its report or by the message it encloses."""
         read = read_feedback_report(fields, self.returned)
         origin = Origin.REPORT if fields else Origin.RETURNED
-        recipients = tuple(
-            Recipient(address=address, action=Action.NONE, origin=origin) for address in read.recipients
-        )
+        recipients = tuple(Recipient(address=address, action=Action.NONE, origin=origin) for address in read.recipients)
         return self._feedback(Kind.COMPLAINT, recipients, mta=read.reporting_mta, feedback_type=read.feedback_type)
 
     def notice(self, *, has_report: bool) -> Feedback | None:
@@ -246,7 +254,13 @@ class _Message:
         return (
             automatic.has_null_return_path(headers)
             or submitted not in ("", "no")
-            or bool(re.search(r"no-?reply|do-?not-?reply|admin|owner|list|notify|notification", self.sender.partition("@")[0], re.I))
+            or bool(
+                re.search(
+                    r"no-?reply|do-?not-?reply|admin|owner|list|notify|notification",
+                    self.sender.partition("@")[0],
+                    re.I,
+                )
+            )
         )
 
     def _named(self) -> tuple[str, ...]:

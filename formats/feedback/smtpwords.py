@@ -13,7 +13,9 @@ from formats.reply import Reply
 MAX_DIAGNOSTIC = 600
 
 _LOCAL = r"""(?:"[^"\n<>]{1,64}"|[A-Za-z0-9!#$%&*+/=?^_`{|}~.'\-\u0080-\U0010ffff]{1,90})"""
-_DOMAIN = r"(?:[A-Za-z0-9\u0080-\U0010ffff_-]{1,63}(?:\.[A-Za-z0-9\u0080-\U0010ffff_-]{1,63}){0,12}|\[[0-9A-Fa-f.:]{3,60}\])"
+_DOMAIN = (
+    r"(?:[A-Za-z0-9\u0080-\U0010ffff_-]{1,63}(?:\.[A-Za-z0-9\u0080-\U0010ffff_-]{1,63}){0,12}|\[[0-9A-Fa-f.:]{3,60}\])"
+)
 ADDRESS = rf"{_LOCAL}@{_DOMAIN}"
 _ADDRESS = re.compile(ADDRESS)
 
@@ -25,21 +27,19 @@ _ENHANCED = re.compile(r"(?<![\w.:/\[-])([245]\.\d{1,2}\.\d{1,3})(?![\w.]*\w|\])
 _REPEATED = re.compile(r"(?<=\s)([245]\d\d)-(?:[245]\.\d{1,3}\.\d{1,3})?\s*")
 _TYPE = re.compile(r"\s*([A-Za-z][A-Za-z0-9_-]{0,30})\s*;\s*(.*)\Z", re.S)
 _SPACE = re.compile(r"\s+")
-_SMTPISH = re.compile(
-    r"error_code :?(\d{3})|status[ :=]+(\d{3})\b", re.I
-)
+_SMTPISH = re.compile(r"error_code :?(\d{3})|status[ :=]+(\d{3})\b", re.I)
 
 # In the order they are asked: a transcript that reached RCPT went past MAIL, so the later command is told first.
 _STAGES: tuple[tuple[Stage, tuple[str, ...]], ...] = (
-    (Stage.RCPT, ("in reply to rcpt", "in reply to end of rcpt", "after rcpt", ">>> rcpt to", "[rcpt_to]", "our rcpt to",
-                  "not like recipient", "in rcpt to", "for rcpt", "rcpt command", "command: rcpt")),
+    (Stage.RCPT, ("in reply to rcpt", "in reply to end of rcpt", "after rcpt", ">>> rcpt to", "[rcpt_to]",
+                  "our rcpt to", "not like recipient", "in rcpt to", "for rcpt", "rcpt command", "command: rcpt")),
     (Stage.MAIL, ("in reply to mail", "after mail from", "after pipelined mail from", ">>> mail from", "[mail_from]",
                   "our mail from", "sender was rejected", "in mail from", "for mail from", "mail command")),
     (Stage.CONTENT, ("in reply to end of data", "after end of data", "final data", "failed after i sent the message",
                      "for text command", "after pipelined end of data", "end-of-data", "after i sent the message",
                      "[bodysent]", "after message body", "message text")),
-    (Stage.DATA, ("in reply to data", "after data", ">>> data", "[data]", "our data", "in data", "for data", "data command",
-                  "command: data")),
+    (Stage.DATA, ("in reply to data", "after data", ">>> data", "[data]", "our data", "in data", "for data",
+                  "data command", "command: data")),
     (Stage.EHLO, ("in reply to ehlo", "in reply to helo", "after ehlo", "after helo", ">>> ehlo", ">>> helo",
                   "my name was rejected", "our ehlo", "our helo")),
     (Stage.CONNECT, ("initial connection", "refused to talk to me", "greeting", "while connecting")),

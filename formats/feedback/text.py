@@ -18,7 +18,7 @@ MAX_RECIPIENTS = 200
 MAX_TEXT = 64 * 1024  # a notice is short; what follows is the returned message
 _MAX_LINE = 2000
 
-# Where the returned message begins. The words differ, the shape (a rule of dashes, or a sentence with a colon) does not.
+# Where the returned message begins. The words differ, the shape (a rule of dashes, a sentence with a colon) does not.
 _RETURNED = re.compile(
     r"""^[ \t]*(?:
         [-=_*]{2,}[ ]?(?:this\ is\ a\ copy|original\ (?:message|mail)|the\ header\ of\ the\ orig|below\ this\ line|
@@ -40,48 +40,63 @@ _RETURNED = re.compile(
 # "Could not be delivered", in words: what makes a text a notice. Several languages, the phrases their hosts use.
 _INTRODUCTION = re.compile(
     r"""
-      (?:could|can|was|were|is|are|has|have|been|able|unable|wasn't|couldn't|cannot|not|impossible)\W[^.:\n]{0,80}?(?:be\ )?(?:deliver|sent\b|reach|transmit)
+      (?:could|can|was|were|is|are|has|have|been|able|unable|wasn't|couldn't|cannot|not|
+        impossible)\W[^.:\n]{0,80}?(?:be\ )?(?:deliver|sent\b|reach|transmit)
     | unable\s+to\s+(?:[\w\s]{0,20})?(?:deliver|send|relay|contact|connect)
     | did\s+not\s+reach | not\s+(?:been\s+)?delivered | undeliver(?:able|ed) | non-?deliver
     | (?:following|these|this)\s+(?:addres|recipient|user)[^.\n]{0,40}(?:fail|had|has|error|reject|problem|did\ not)
-    | deliver[a-z]*\s+(?:to|of|has|have|was|for|attempt|status|notification|failure|error|problem|report)[^.\n]{0,80}(?:fail|abort|delay|error|problem|unsuccessful|reject|expired|not)
+    | deliver[a-z]*\s+(?:to|of|has|have|was|for|attempt|status|notification|failure|error|problem|
+      report)[^.\n]{0,80}(?:fail|abort|delay|error|problem|unsuccessful|reject|expired|not)
     | (?:delivery|mail|message|transmission|sending)\s+(?:[a-z]+\s+){0,2}(?:has\s+|have\s+)?fail
     | (?:error|problem)s?\s+(?:occurred|occured|was|were|while|delivering|when|sending|has)
     | returned\s+(?:mail|to\s+sender) | transcript\s+of\s+(?:the\s+)?session | failure\s+(?:notice|reason|notification)
     | (?:has|have|been)\s+(?:been\s+)?(?:delayed|rejected|bounced|refused|blocked)
-    | (?:rejected|refused)\s+by | invalid\s+(?:final\s+delivery|user|recipient|address) | contained\s+one\s+or\s+more\s+recipient\s+addresses
-    | you\s+(?:are|were)\s+not\s+(?:a\s+)?(?:member|allowed|subscribed) | not\s+(?:a\s+)?member\s+of | duplicated\s+message-id
+    | (?:rejected|refused)\s+by | invalid\s+(?:final\s+delivery|user|recipient|address) |
+      contained\s+one\s+or\s+more\s+recipient\s+addresses
+    | you\s+(?:are|were)\s+not\s+(?:a\s+)?(?:member|allowed|subscribed) | not\s+(?:a\s+)?member\s+of |
+      duplicated\s+message-id
     | permission\s+to\s+post | mailbox\s+(?:is\s+)?full | quota\s+exceeded | over\s+quota
     | [5]\d\d[ ]5\.\d{1,2}\.\d{1,3}
     # de, nl, sv, da, no
-    | (?:nicht|konnte\s+nicht)\s+(?:zugestellt|zustellbar|[^.\n]{0,30}zugestellt) | unzustellbar | zustell\w*\s*(?:fehl|gescheitert)
-    | niet\s+(?:worden\s+)?(?:bezorgd|afgeleverd|aankomen) | onbestelbaar | kunde?\s+(?:inte|ikke)\s+[^.\n]{0,20}(?:lever|sendes|skickas)
+    | (?:nicht|konnte\s+nicht)\s+(?:zugestellt|zustellbar|[^.\n]{0,30}zugestellt) | unzustellbar |
+      zustell\w*\s*(?:fehl|gescheitert)
+    | niet\s+(?:worden\s+)?(?:bezorgd|afgeleverd|aankomen) | onbestelbaar | kunde?\s+(?:inte|
+      ikke)\s+[^.\n]{0,20}(?:lever|sendes|skickas)
     # fr, it, es, pt, ro
-    | n'a\s+pas\s+(?:pu|été)\s+[^.\n]{0,30}(?:remis|délivré|distribu|livré|envoyé|achemin) | non\s+(?:remis|distribu|délivré)|échec\s+de\s+(?:la\s+)?(?:remise|livraison|distribution|l'envoi)
+    | n'a\s+pas\s+(?:pu|été)\s+[^.\n]{0,30}(?:remis|délivré|distribu|livré|envoyé|achemin) | non\s+(?:remis|
+      distribu|délivré)|échec\s+de\s+(?:la\s+)?(?:remise|livraison|distribution|l'envoi)
     | impossible\s+de\s+(?:remettre|délivrer|distribuer)
     | non\s+(?:è\s+stato|può|è)\s+[^.\n]{0,30}(?:consegn|recapit|inviat) | mancat[ao]\s+(?:recapito|consegna)
-    | no\s+(?:se\s+)?(?:pudo|ha\s+podido|puede|fue\s+posible)\s+[^.\n]{0,30}(?:entreg|envi) | no\s+entregad | error\s+(?:de|al)\s+(?:entrega|enviar)
+    | no\s+(?:se\s+)?(?:pudo|ha\s+podido|puede|fue\s+posible)\s+[^.\n]{0,30}(?:entreg|envi) | no\s+entregad |
+      error\s+(?:de|al)\s+(?:entrega|enviar)
     | não\s+(?:pôde|foi|pode)\s+[^.\n]{0,40}(?:entreg|envi)
     # pl, cs, ru, uk, el, tr, hu
-    | nie\s+(?:mo[żz]na|została?|może|udało)\s+[^.\n]{0,40}dostarcz | nelze\s+doruč | nebyl[ao]?\s+(?:možné\s+)?[^.\n]{0,20}doruč | nedoručiteln
+    | nie\s+(?:mo[żz]na|została?|może|udało)\s+[^.\n]{0,40}dostarcz | nelze\s+doruč |
+      nebyl[ao]?\s+(?:možné\s+)?[^.\n]{0,20}doruč | nedoručiteln
     | не\s+(?:может\s+быть|был[оаи]?|удалось|могло)\s+[^.\n]{0,40}(?:доставлен|доставить|отправлен) | недоставленн
-    | δεν\s+(?:ήταν|μπόρεσε|παραδόθηκε) | (?:teslim\s+edilemedi|iletilemedi|gönderilemedi) | nem\s+(?:lehetett|sikerült)\s+[^.\n]{0,20}kézbes
+    | δεν\s+(?:ήταν|μπόρεσε|παραδόθηκε) | (?:teslim\s+edilemedi|iletilemedi|gönderilemedi) | nem\s+(?:lehetett|
+      sikerült)\s+[^.\n]{0,20}kézbes
     # ja, zh, ko
-    | (?:送信|配信|配達|お届け|送達|到達|転送)\S{0,12}(?:でき|出来|失敗|エラー|不能) | 宛先 | あて先 | 配送不能 | 失敗しました
-    | (?:无法|無法|未能)\S{0,8}(?:投递|傳送|送达|送達|发送|發送|传送|投遞) | 退信 | 被退回 | (?:전송|전달|배달)\S{0,8}(?:못|실패|수\s?없)
+    | (?:送信|配信|配達|お届け|送達|到達|転送)\S{0,12}(?:でき|出来|失敗|エラー|不能)
+    | 宛先 | あて先 | 配送不能 | 失敗しました
+    | (?:无法|無法|未能)\S{0,8}(?:投递|傳送|送达|送達|发送|發送|传送|投遞)
+    | 退信 | 被退回 | (?:전송|전달|배달)\S{0,8}(?:못|실패|수\s?없)
     """,
     re.I | re.X,
 )
 
 _DELAYED = re.compile(
     r"""warning\s+(?:message\s+)?only | will\s+be\s+retried | has\s+been\s+delayed | is\s+delayed\s+for | delayed\s+mail
-    | still\s+(?:being\s+retried|trying|undelivered) | will\s+(?:keep|continue)\s+(?:trying|to\s+try) | temporary\s+failure\s+report
-    | not\s+yet\s+been\s+delivered | do\s+not\s+need\s+to\s+re-?send | delivery\s+attempts\s+will\s+continue | message\s+delayed
+    | still\s+(?:being\s+retried|trying|undelivered) | will\s+(?:keep|continue)\s+(?:trying|to\s+try) |
+      temporary\s+failure\s+report
+    | not\s+yet\s+been\s+delivered | do\s+not\s+need\s+to\s+re-?send | delivery\s+attempts\s+will\s+continue |
+      message\s+delayed
     | verzögert | en\s+attente\s+de\s+remise | demorado | 遅延 """,
     re.I | re.X,
 )
 _GIVEN_UP = re.compile(
-    r"permanent(?:\s+(?:fatal\s+)?(?:error|failure))|failed\s+permanently|given\s+up|giving\s+up|not\s+going\s+to\s+try|no\s+further\s+delivery\s+attempts|permanently",
+    r"permanent(?:\s+(?:fatal\s+)?(?:error|failure))|failed\s+permanently|giv(?:en|ing)\s+up|not\s+going\s+to\s+try"
+    r"|no\s+further\s+delivery\s+attempts|permanently",
     re.I,
 )
 
@@ -92,24 +107,37 @@ _LED = re.compile(
     re.X,
 )
 _DISPLAYED = re.compile(rf"\s*<({ADDRESS})>")
-_FOLLOWS_ADDRESS = re.compile(r"\s*(?:[:;(\[<|=-]|\.\.\.|,?\s*(?:\d{3}\b|error|invalid|unknown|user|fail|reject|because|on\s+\w{3},|is\b|was\b|has\b|not?\b|could|cannot))|\s*$", re.I)
+_FOLLOWS_ADDRESS = re.compile(
+    r"\s*(?:[:;(\[<|=-]|\.\.\.|,?\s*(?:\d{3}\b|error|invalid|unknown|user|fail|reject|because|on\s+\w{3},|is\b|was\b"
+    r"|has\b|not?\b|could|cannot))|\s*$",
+    re.I,
+)
 
 _LABELLED = re.compile(
-    rf"""(?:^|[\s>(])(?P<label>
-        (?:failed\ |final\ |original\ |invalid\ |intended\ )?recipients?(?:'s)?(?:\ (?:e-?mail\ )?address(?:es)?)?(?:\(s\))?
-      | rcpt[ ]to | rcpt | addressed\ to | undeliverable\ (?:message\ )?to | (?:re)?deliver\w*\ (?:(?:of\ )?(?:the\ |your\ )?(?:message|mail|e-?mail)\ )?(?:to|for)
-      | (?:sent|sending|send|message|mail|e-?mail|forwarded|delivery|transmitted|write|writing|wrote)\ to(?:\ the\ (?:following\ )?(?:address|recipient|user))? | delivery\ userid
-      | failed(?:\ after)?\ \d+\ attempts? | (?:e-?mail\ )?address(?:ee)? | mailbox | user(?:name|id)? | account | mailing\ list | message-id\ in
-      | smtp | receiver(?:'s)?(?: address)? | destinatario | destinataire | destinatário | empfänger(?:adresse)? | ontvanger | odbiorca | mottagare | получател[ьюя] | адрес(?:ат)?
+    rf"""(?:^|[\s>(:;])(?P<label>
+        (?:failed\ |final\ |original\ |invalid\ |
+          intended\ )?recipients?(?:'s)?(?:\ (?:e-?mail\ )?address(?:es)?)?(?:\(s\))?
+      | rcpt[ ]to | rcpt | addressed\ to | undeliverable\ (?:message\ )?to |
+        (?:re)?deliver\w*\ (?:(?:of\ )?(?:the\ |your\ )?(?:message|mail|e-?mail)\ )?(?:to|for)
+      | (?:sent|sending|send|message|mail|e-?mail|forwarded|delivery|transmitted|write|writing|
+        wrote)\ to(?:\ the\ (?:following\ )?(?:address|recipient|user))? | delivery\ userid
+      | failed(?:\ after)?\ \d+\ attempts? | (?:e-?mail\ )?address(?:ee)? | mailbox | user(?:name|id)? | account |
+        mailing\ list | message-id\ in
+      | smtp | receiver(?:'s)?(?: address)? | destinatario | destinataire | destinatário | empfänger(?:adresse)? |
+        ontvanger | odbiorca | mottagare | получател[ьюя] | адрес(?:ат)?
       | 宛先 | あて先 | 送信先 | 收件人 | 수신자 | to | an | à | para
-    )[ \t]*(?:[:：=]|\ is\b)?[ \t]*["'<(\[]{{0,2}}(?:mailto:)?(?P<address>{ADDRESS})""",
+    )(?=[\s:：=<"'(\[])[ \t]*(?:[:：=]|\ is\b)?[ \t]*["'<(\[]{{0,2}}(?:mailto:)?(?P<address>{ADDRESS})""",
     re.I | re.X,
 )
 _REPLY_LINE = re.compile(r"^[ \t]*(?:<{3}[ \t]*|[A-Za-z0-9 .:]{0,40}said:[ \t]*)?[45]\d\d[ \-:]", re.M)
 _REPLY_TO = re.compile(rf"[^\n]{{0,60}}?[45]\d\d\S*\s+(?:[45]\.\d+\.\d+\s+)?[<\"]?({ADDRESS})")
 _BEGINS_DIALOGUE = re.compile(r"\s*(?:>>>|(?:\.\.\. ?)?while talking to)", re.I)
 _ANSWER = re.compile(r"\s*(<<<|\w{0,10}\s?>>>)?\s*[245]\d\d[ -]")
-_GENERATED = re.compile(r"generated (?:from|by)|expanded from|originally|on behalf of|contact|questions|assistance|envelope[- ]from|^\s*from\b|mail from|sender|postmaster at", re.I)
+_GENERATED = re.compile(
+    r"generated (?:from|by)|expanded from|originally|on behalf of|contact|questions|assistance|envelope[- ]from"
+    r"|^\s*from\b|mail from|sender|postmaster at",
+    re.I,
+)
 
 
 class Notice:
@@ -141,7 +169,9 @@ def is_delay(text: str) -> bool:
     return bool(_DELAYED.search(text)) and not _GIVEN_UP.search(text)
 
 
-def read_notice(notice: Notice, *, ours: frozenset[str], returned_to: tuple[str, ...], named: tuple[str, ...]) -> list[Recipient]:
+def read_notice(
+    notice: Notice, *, ours: frozenset[str], returned_to: tuple[str, ...], named: tuple[str, ...]
+) -> list[Recipient]:
     """The recipients a notice names, empty where it names none.
 
     `ours` are folded addresses that are likely the sender's own: taken only where nothing else is found. `named` come
@@ -162,7 +192,9 @@ def read_notice(notice: Notice, *, ours: frozenset[str], returned_to: tuple[str,
             confirmed = [place for place in chosen if fold(place[0]) in {fold(to) for to in returned_to}]
             chosen = confirmed or chosen[:1]
         if chosen:
-            return [_recipient(address, words, action, Origin.TEXT) for address, words in _once(chosen)[:MAX_RECIPIENTS]]
+            return [
+                _recipient(address, words, action, Origin.TEXT) for address, words in _once(chosen)[:MAX_RECIPIENTS]
+            ]
     if named:
         return [_recipient(name, notice.words, action, Origin.HEADER) for name in named[:MAX_RECIPIENTS]]
     mentioned = {fold(address) for address in addresses_in(notice.words)} - ours
@@ -325,7 +357,12 @@ def _labelled(notice: Notice) -> list[tuple[str, str]]:
     if len({fold(address) for address, _ in strong}) == 1:
         return [(strong[0][0], text)]
     return [
-        (address, text[start : strong[number + 1][1]] if number + 1 < len(strong) and strong[number + 1][1] > start else text[start:])
+        (
+            address,
+            text[start : strong[number + 1][1]]
+            if number + 1 < len(strong) and strong[number + 1][1] > start
+            else text[start:],
+        )
         for number, (address, start) in enumerate(strong)
     ]
 
