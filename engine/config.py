@@ -230,8 +230,11 @@ class BouncesTable(Table, frozen=True, kw_only=True):
     # false asks for a token or a Message-ID of ours.
     by_address: bool = True
     delete_handled: bool = False  # Maildir and IMAP: delete what was matched and recorded
+
+
 class SuppressionTable(Table, frozen=True, kw_only=True):
     """[suppression]: live."""
+
     # Entries older than this become keyed hashes by `engine forget --expired`: nobody is named, all stay suppressed.
     retention_days: int | None = None
 
@@ -250,10 +253,10 @@ class Settings(Table, frozen=True, kw_only=True):
     control: ControlTable = ControlTable()
     bounces: BouncesTable = BouncesTable()
 
-    # What may change while the campaign runs; the rest is frozen at `plan`.
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces"})
     suppression: SuppressionTable = SuppressionTable()
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "suppression"})
+
+    # What may change while the campaign runs; the rest is frozen at `plan`.
+    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces", "suppression"})
 
 
 def decode_custom(kind: type, value: Any) -> Any:
