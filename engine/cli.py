@@ -32,6 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("engine.commands.simulate", "simulate"),
     "capacity": ("engine.commands.capacity", "capacity"),
     "bounces": ("engine.commands.bounces", "bounces"),
+    "resolve": ("engine.commands.resolve", "resolve"),
+    "budgets": ("engine.commands.budgets", "budgets"),
+    "replies": ("engine.commands.replies", "replies"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 
