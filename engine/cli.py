@@ -14,6 +14,8 @@ from engine.errors import EngineError, Exit
 # and a missing extra is felt only by the command that needs it.
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("engine.commands.campaign", "init"),
+    "demo": ("engine.commands.demo", "demo"),
+    "check": ("engine.commands.check", "check"),
     "plan": ("engine.commands.plan", "plan"),
     "send": ("engine.commands.send", "send"),
     "status": ("engine.commands.status", "status"),
@@ -22,7 +24,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "inspect": ("engine.commands.prepare", "inspect_command"),
     "suppress": ("engine.commands.suppress", "suppress"),
     "forget": ("engine.commands.suppress", "forget"),
+    "merge-logs": ("engine.commands.results", "merge_logs"),
+    "report": ("engine.commands.results", "report"),
+    "retry-list": ("engine.commands.results", "retry_list"),
+    "write-back": ("engine.commands.results", "write_back_command"),
     "sink": ("engine.commands.sink", "sink"),
+    "simulate": ("engine.commands.simulate", "simulate"),
+    "capacity": ("engine.commands.capacity", "capacity"),
     "bounces": ("engine.commands.bounces", "bounces"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }

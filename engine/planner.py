@@ -127,9 +127,8 @@ def _expand_uri(source: str) -> list[str]:
         inside = filesystem.get_file_info(pafs.FileSelector(path))
     except (pa.ArrowException, OSError, ValueError) as problem:
         raise ListUnreadable(file=source, problem=str(problem).splitlines()[0]) from None
-    stem = source[: -len(path.strip("/"))].rstrip("/") if path.strip("/") else source.rstrip("/")
-    names = sorted(entry.path for entry in inside if entry.path.endswith(".parquet"))
-    return [f"{stem}/{name.lstrip('/')}" for name in names]
+    names = sorted(entry.base_name for entry in inside if entry.path.endswith(".parquet"))
+    return [f"{source.rstrip('/')}/{name}" for name in names]
 
 
 def read_shape(paths: Sequence[str], address_column: str, id_column: str | None) -> ListShape:

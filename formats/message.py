@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 
 CRLF = "\r\n"
@@ -57,13 +57,23 @@ def _is_plain(code: int) -> bool:
 _QP = _QpTable({9: "\t"})
 _QP_CANONICAL = _QpTable({9: "=09"})
 # The common case, a short value that stands as it is. Blanks at its end are safe: a soft break follows.
-_PLAIN_VALUE = re.compile(r"(?![.F])[ -<>-~]{1,75}\Z").match
+_PLAIN_VALUE = re.compile(r"(?!\.|From )[ -<>-~]{1,75}\Z").match
+_PLAIN_HTML = re.compile(r"(?!\.|From )[ !#-%(-;?-~]{1,75}\Z").match
+_PLAIN_CANONICAL = re.compile(r"(?!\.|From )(?:[!-<>-~]| (?! )){1,75}\Z").match
+_PLAIN_CANONICAL_HTML = re.compile(r"(?!\.|From )(?:[!#-%(-;?-~]| (?! )){1,75}\Z").match
 _BLANKS = re.compile(r"  +")
 
 
 def normalise_line_ends(text: str) -> str:
     """`text` with every CR LF and lone CR as LF."""
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def plain_value(*, html: bool, canonical: bool) -> Callable[[str], object]:
+    """Tells whether `value + SOFT_BREAK` is the value's fragment, with `html` also where HTML is to be escaped."""
+    if canonical:
+        return _PLAIN_CANONICAL_HTML if html else _PLAIN_CANONICAL
+    return _PLAIN_HTML if html else _PLAIN_VALUE
 
 
 def qp_fragment(text: str, *, canonical: bool = False) -> str:
@@ -187,7 +197,7 @@ def unstructured(text: str) -> str:
     As a whole, because white space between two encoded words is dropped by readers, and between word and plain text
     kept: mixing them is where others lose or double blanks.
     """
-    if len(text) <= 70 and _PLAIN_FIELD(text) and "=?" not in text and text[:1] != " " and text[-1:] != " ":
+    if len(text) <= 70 and text.isascii() and text.isprintable() and "=?" not in text and text == text.strip(" "):
         return text
     text = clean_text(text)
     return encoded_words(text) if _must_encode(text) else text
@@ -195,7 +205,8 @@ def unstructured(text: str) -> str:
 
 def phrase(name: str) -> str:
     """A display name: atoms as they are, specials quoted, anything else as encoded words (RFC 5322 §3.2.5)."""
-    if len(name) <= 60 and _ATOMS(name) and "=?" not in name:
+    # The common case, words of letters and digits, without a regular expression.
+    if len(name) <= 60 and name.isascii() and name.replace(" ", "").isalnum() and name == " ".join(name.split()):
         return name
     name = clean_text(name)
     if not name:
@@ -238,7 +249,7 @@ def fold(name: str, value: str) -> str:
     alone.
     """
     line = f"{name}: {value}"
-    if len(line) <= SOFT_LINE:
+    if len(line) <= SOFT_LINE or (len(line) <= HARD_LINE and " " not in value):
         return line + CRLF
     lines: list[str] = []
     start, floor = 0, len(name) + 2  # never between the name and the value: some readers see an empty field
@@ -269,7 +280,7 @@ _ATTRIBUTE_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 def parameter(name: str, value: str) -> list[str]:
     """A MIME parameter as `name=value`, quoted, or in RFC 2231 pieces: each a piece for its own line."""
     value = clean_text(value)
-    if value.isascii() and len(name) + len(value) < 70:
+    if value.isascii() and len(name) + len(value) < 70 and "  " not in value:
         if _TOKEN.match(value):
             return [f"{name}={value}"]
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')

@@ -227,6 +227,7 @@ class Reader:
         if not self._stream.schema.equals(schema, check_metadata=False):
             raise LogDamaged("a send log with other columns")
         self.log = Log(header=header)
+        self._header_end = self._source.tell()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         crc, number, start = 0, 0, 0
@@ -261,8 +262,9 @@ class Reader:
 
     def _ended(self, rest: int, problem: str | None) -> None:
         self.log.torn = rest
-        tail = bytes(self._view[self.log.length :][:1_000_000])
-        if rest and not _may_be_torn(tail):
+        # The header leaves with the first batch: a tail behind a whole header alone is a torn first batch.
+        tail = bytes(self._view[max(self.log.length, self._header_end) :][:1_000_000])
+        if tail and not _may_be_torn(tail):
             self.log.damage = f"{rest} bytes behind offset {self.log.length} cannot be read: {problem or 'zeros'}"
 
 

@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -230,7 +230,23 @@ async def _supervise(supervisor: Supervisor, campaign: Campaign, made: Plan, nar
     loop.add_signal_handler(signal.SIGTERM, supervisor.drain, "SIGTERM")
     loop.add_signal_handler(signal.SIGINT, supervisor.drain, "SIGINT")
     loop.add_signal_handler(signal.SIGHUP, reload)
-    return await supervisor.run()
+    watching = loop.create_task(_watch_settings(campaign.folder / "campaign.toml", reload))
+    try:
+        return await supervisor.run()
+    finally:
+        watching.cancel()
+
+
+async def _watch_settings(file: Path, reload: Callable[[], None]) -> None:
+    """Read the live settings again when their file changes; looked at every two seconds."""
+    seen = file.stat().st_mtime_ns
+    while True:
+        await asyncio.sleep(2)
+        with contextlib.suppress(OSError):
+            now = file.stat().st_mtime_ns
+            if now != seen:
+                seen = now
+                reload()
 
 
 def _tell_end(campaign: Campaign, supervisor: Supervisor, options: RunOptions, code: Exit, now: float) -> None:

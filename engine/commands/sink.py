@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 from pathlib import Path
 from typing import Literal
 
 import click
 
+from engine.rehearse.models import load_world
+from engine.rehearse.player import Player
 from engine.rehearse.sink import Counts, Sink, SinkSettings
 
 
@@ -29,7 +30,11 @@ from engine.rehearse.sink import Counts, Sink, SinkSettings
 @click.option("--no-chunking", is_flag=True, help="Do not offer CHUNKING.")
 @click.option("--not-steered", is_flag=True, help="Accept addresses such as 550@ like any other.")
 @click.option("--defer-share", type=float, default=0.0, help="Share of messages answered 451, 0 to 1.")
-@click.option("--seed", type=int, default=0, help="What --defer-share draws from.")
+@click.option("--seed", type=int, default=0, help="What chance draws from.")
+@click.option("--play", metavar="WORLD", help="Play the providers of a model file, each on a port of its own.")
+@click.option(
+    "--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="With --play: time goes so much faster."
+)
 def sink(
     host: str,
     port: int,
@@ -47,12 +52,16 @@ def sink(
     not_steered: bool,
     defer_share: float,
     seed: int,
+    play: str | None,
+    speed: float,
 ) -> None:
     """Take mail on this machine and deliver nothing: somewhere for a first campaign to go.
 
     Local parts steer it: 550@, 451-twice@, slow-3s@, drop-after-dot@ ... (see the guide sink.md). Ends with Ctrl-C.
 
-    Example: engine sink --port 2525 --record sink.tsv
+    \b
+    engine sink --port 2525 --record sink.tsv
+    engine sink --play even --speed 60 --folder records
     """
     if (certificate is None) != (key is None):
         raise click.UsageError("--certificate and --key belong together")
@@ -62,6 +71,8 @@ def sink(
         if not colon:
             raise click.UsageError(f"--user {name}: expected NAME:PASSWORD")
         passwords[name] = password
+    if play is not None and record is not None:
+        raise click.UsageError("--play keeps a record of each provider: name their folder with --folder")
     settings = SinkSettings(
         pipelining=not no_pipelining,
         chunking=not no_chunking,
@@ -76,8 +87,11 @@ def sink(
         defer_share=defer_share,
         seed=seed,
         record=record,
-        folder=folder,
+        folder=folder if play is None else None,
     )
+    if play is not None:
+        asyncio.run(_play(host, Player(load_world(play), settings=settings, speed=speed, seed=seed, records=folder)))
+        return
     counts = asyncio.run(_run(settings, host, port))
     click.echo(
         f"{counts.messages} messages for {counts.recipients} recipients in {counts.connections} connections", err=True
@@ -91,11 +105,28 @@ async def _run(settings: SinkSettings, host: str, port: int) -> Counts:
     click.echo(f"sink: listening on {bound_host} port {bound_port}, nothing is delivered; Ctrl-C ends it", err=True)
     if sink.certificate is not None:
         click.echo(f"sink: its certificate is {sink.certificate}", err=True)
+    await _until_signalled()
+    await sink.stop()
+    return sink.counts
+
+
+async def _play(host: str, player: Player) -> None:
+    for name, (bound_host, bound_port) in (await player.start(host)).items():
+        click.echo(f"{name} {bound_host}:{bound_port}")
+    click.echo("sink: playing, nothing is delivered; Ctrl-C ends it", err=True)
+    await _until_signalled()
+    await player.stop()
+    for name, report in player.reports().items():
+        said = [f"{report.accepted} accepted", f"at most {report.most_connections} connections of one source"]
+        said += [
+            f"{count} {kind.replace('_', ' ')}" for kind, count in sorted(report.answers.items()) if kind != "accepted"
+        ]
+        click.echo(f"{name}: {', '.join(said)}", err=True)
+
+
+async def _until_signalled() -> None:
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    with contextlib.suppress(asyncio.CancelledError):
-        await ended.wait()
-    await sink.stop()
-    return sink.counts
+    await ended.wait()

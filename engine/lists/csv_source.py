@@ -136,16 +136,15 @@ class _Ragged:
 def _open(path: Path) -> BinaryIO:
     """The file's bytes, decompressed."""
     try:
-        file = open(path, "rb")  # noqa: SIM115  handed on
+        with open(path, "rb") as file:
+            start = file.read(4)
     except OSError as problem:
         raise ListUnreadable(file=path, problem=problem.strerror) from None
-    start = file.read(4)
-    file.seek(0)
     if start[:2] == b"\x1f\x8b":
-        return gzip.open(file)  # type: ignore[return-value]  # a GzipFile reads bytes as any file
+        return gzip.open(path)  # type: ignore[return-value]  # a GzipFile reads bytes as any file
     if start == b"\x28\xb5\x2f\xfd":
-        return pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd")  # type: ignore[no-any-return]
-    return file
+        return pa.CompressedInputStream(str(path), "zstd")  # type: ignore[no-any-return]
+    return open(path, "rb")
 
 
 def _sniff_delimiter(head: str) -> str:

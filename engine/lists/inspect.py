@@ -63,6 +63,7 @@ def inspect(paths: Sequence[Path], *, address: str | None = None) -> Inspection:
     metas = [listmeta.of_metadata(footer.metadata) for footer in footers]
     rows = sum(footer.num_rows for footer in footers)
     warnings = []
+    meta: ListMeta | None
     if all(meta is not None for meta in metas) and rows:
         meta = _joined([meta for meta in metas if meta is not None])
     else:

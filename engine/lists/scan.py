@@ -168,4 +168,5 @@ def _domain_numbers(domains: pl.Series, numbers: dict[str, int]) -> npt.NDArray[
     names = domains.gather(first[present]).to_list()
     translated = np.zeros(len(first), dtype=np.uint32)
     translated[present] = [0 if name is None else numbers.setdefault(name, len(numbers)) for name in names]
-    return translated[codes]
+    found: npt.NDArray[np.uint32] = translated[codes]
+    return found

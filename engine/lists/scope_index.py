@@ -78,8 +78,10 @@ class ScopeState:
 
     def has_newer_index(self) -> bool:
         """Somebody wrote a newer index, and it would spare us much memory to take it."""
-        if len(self.later) <= _MANY_LATER:
-            return False
+        return len(self.later) > _MANY_LATER and self.is_index_replaced()
+
+    def is_index_replaced(self) -> bool:
+        """The index file is another than the one we mapped."""
         with suppress(OSError):
             return self.path.stat().st_ino != self.inode
         return False

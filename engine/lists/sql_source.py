@@ -45,10 +45,7 @@ def sql_source(url: str, query: str, work: Path) -> Source:
         elif url.startswith("sqlite:"):
             from adbc_driver_sqlite import dbapi as sqlite
 
-            path = re.sub(r"^sqlite:(//(?=/))?/?/?", "", url)
-            if not Path(path).exists():
-                raise DatabaseFailed(url=shown, problem=f"there is no file {path}")
-            rows, size = _stage_adbc(sqlite.connect(path), query, staged_at)
+            rows, size = _stage_adbc(sqlite.connect(str(_sqlite_file(url))), query, staged_at)
         else:
             import connectorx
 
@@ -62,6 +59,17 @@ def sql_source(url: str, query: str, work: Path) -> Source:
         text = " ".join(str(problem).split()).replace(url, shown)
         raise DatabaseFailed(url=shown, problem=text[:500].rstrip(".")) from None
     return Source(name=shown, rows=rows, scan=lambda: pl.scan_ipc(staged_at), decoded_bytes=size)
+
+
+def _sqlite_file(url: str) -> Path:
+    """sqlite:///relative.db, sqlite:////absolute.db, and sqlite:///absolute.db where that is what is there."""
+    rest = url.removeprefix("sqlite:").removeprefix("//")
+    relative, absolute = Path(rest[1:] if rest.startswith("/") else rest), Path(rest)
+    for path in (relative, absolute):
+        if path.is_file():
+            return path
+    # SQLite would make an empty database of a misspelt name.
+    raise DatabaseFailed(url=url, problem=f"there is no file {relative}")
 
 
 def redacted(url: str) -> str:

@@ -8,8 +8,9 @@ the folder obeys what anybody wrote into it, within the time between two calls o
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +30,8 @@ from engine.lists.truthfile import (
 from formats import suppression
 from formats.suppression import ALL, Entry, Hashes, Mask
 
+_IMPORT_BYTES = 64 << 20
+_MOST_WAITS = 60  # calls of `refresh`, one a second
 TAIL_ENTRIES = 50_000  # more than this behind the index, and whoever opens the folder builds it anew
 
 
@@ -49,6 +52,7 @@ class Suppressions:
         self._generation = b""
         self._key: bytes | None = None
         self._mismatches = 0
+        self._waited = _MOST_WAITS  # at the start there is nothing known to go on with meanwhile
         self.refresh()
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -62,9 +66,7 @@ class Suppressions:
         found = np.zeros(len(hashes), dtype=np.bool_)
         for state in self._states.values():
             found |= state.check(hashes)
-            if state.keyed:
-                for place in np.flatnonzero(state.sieve[suppression.sieve_of(hashes)] & ~found).tolist():
-                    found[place] = suppression.keyed_hash(addresses[place], self._forget_key()) in state.keyed
+            found = self._with_forgotten(state, hashes, addresses, found)
         return found
 
     def __len__(self) -> int:
@@ -81,6 +83,14 @@ class Suppressions:
             return self._reopen()
         if now.st_size <= self._end:
             return False
+        if now.st_size - self._end > _IMPORT_BYTES:
+            # An import of millions writes an index when it is through, which spares us reading them one by one. If it
+            # died before that, we write the index.
+            if not any(state.is_index_replaced() for state in self._states.values()) and self._waited < _MOST_WAITS:
+                self._waited += 1
+                return False
+            self._waited = 0
+            return self._reopen()
         return self._read_tail() > 0
 
     def _reopen(self) -> bool:
@@ -149,27 +159,45 @@ class Suppressions:
         for place, address in enumerate(addresses):
             if address.startswith("#") and "@" not in address:
                 found[place] = suppression.split_forgotten(address)[1] in state.keyed
-            elif state.keyed and not found[place] and state.sieve[suppression.sieve_of(hashes[place : place + 1])][0]:
-                found[place] = suppression.keyed_hash(address, self._forget_key()) in state.keyed
+        return self._with_forgotten(state, hashes, addresses, found)
+
+    def _with_forgotten(self, state: ScopeState, hashes: Hashes, addresses: Sequence[str], found: Mask) -> Mask:
+        """`found`, and also those whose keyed hash is in the scope or, as of anybody who was forgotten, in `all`."""
+        for one in {id(state): state, id(self._states[ALL]): self._states[ALL]}.values():
+            if not one.keyed:
+                continue
+            for place in np.flatnonzero(one.sieve[suppression.sieve_of(hashes)] & ~found).tolist():
+                found[place] = suppression.keyed_hash(addresses[place], self.forget_key()) in one.keyed
         return found
 
-    def add_table(self, table: pa.Table) -> int:
-        """Append entries given as columns of `formats.suppression.SCHEMA`, one frame; those known already are left out.
+    def import_tables(self, tables: Iterable[pa.Table]) -> int:
+        """Append many entries, all of one scope that we obey, as columns of `formats.suppression.SCHEMA`; how many.
 
-        All are of one scope, which is one that this object obeys.
+        Those known already, and repeats, are left out. The index is written at the end. Other appenders wait.
         """
+        added = 0
         with locked(self.folder):
             self._prepare_append()
-            scope = table.column("scope")[0].as_py() if table.num_rows else ALL
-            hashes = hash_column(table.column("address"))
-            known = self._states[scope].check(hashes)
-            first = np.zeros(len(hashes), dtype=np.bool_)
-            first[np.unique(hashes, return_index=True)[1]] = True
-            fresh = table.filter(pa.array(first & ~known))
-            if fresh.num_rows:
-                append(self.folder / TRUTH, suppression.encode_table(fresh))
+            written = _HashPile()
+            for table in tables:
+                if not table.num_rows:
+                    continue
+                state = self._states[table.column("scope")[0].as_py()]
+                hashes = hash_column(table.column("address"))
+                known = self._with_forgotten(state, hashes, _Texts(table.column("address")), state.check(hashes))
+                known |= written.has(hashes)
+                first = np.zeros(len(hashes), dtype=np.bool_)
+                first[np.unique(hashes, return_index=True)[1]] = True
+                fresh = first & ~known
+                if fresh.any():
+                    append(self.folder / TRUTH, suppression.encode_table(table.filter(pa.array(fresh))))
+                    written.add(hashes[fresh])
+                added += int(fresh.sum())
+            if added > TAIL_ENTRIES:
+                self.rebuild_indexes()
+            elif added:
                 self._read_tail()
-        return int(fresh.num_rows)
+        return added
 
     def _prepare_append(self) -> None:
         """Under the lock: the file exists, we know all of it, and a torn end is cut off (and kept beside it)."""
@@ -182,6 +210,14 @@ class Suppressions:
             self.refresh()
         cut_torn_end(path, self._end)
 
+    def has_forgotten(self) -> bool:
+        """Somebody in our scopes is known by a keyed hash only."""
+        return any(state.keyed for state in self._states.values())
+
+    def truth_end(self) -> int:
+        """Where the last whole entry known to us ends in the truth."""
+        return self._end
+
     def rebuild_indexes(self) -> None:
         """Write the indexes of our scopes anew, up to the truth's end, and map them."""
         with locked(self.folder, name="index.lock"):
@@ -192,7 +228,8 @@ class Suppressions:
             self._end = min(state.start for state in self._states.values())
         self._read_tail()
 
-    def _forget_key(self) -> bytes:
+    def forget_key(self) -> bytes:
+        """The secret behind the hashes of forgotten addresses; raises SuppressionsUnreadable where it is gone."""
         if self._key is None:
             try:
                 self._key = (self.folder / KEY).read_bytes()
@@ -200,3 +237,35 @@ class Suppressions:
                 problem = f"has forgotten entries, and its key {KEY} is gone"
                 raise SuppressionsUnreadable(path=self.folder, problem=problem) from None
         return self._key
+
+
+class _Texts(Sequence[str]):
+    """A column of addresses of which few are asked for."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._column[place].as_py()
+
+
+class _HashPile:
+    """Hashes that were added in pieces; two pieces of like size become one, so that there are never many."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Hashes] = []
+
+    def add(self, hashes: Hashes) -> None:
+        piece = np.sort(hashes)
+        while self._pieces and len(self._pieces[-1]) <= 2 * len(piece):
+            piece = np.sort(np.concatenate((self._pieces.pop(), piece)))
+        self._pieces.append(piece)
+
+    def has(self, hashes: Hashes) -> Mask:
+        found = np.zeros(len(hashes), dtype=np.bool_)
+        for piece in self._pieces:
+            found |= piece[np.minimum(np.searchsorted(piece, hashes), len(piece) - 1)] == hashes
+        return found

@@ -102,8 +102,10 @@ class State(msgspec.Struct, kw_only=True):
     measuring_at: float | None = None
     measured_fine: int = 0
     measured_bad: int = 0
+    barren: int = 0  # measurements in a row without any success
     refusal: str = ""  # the last one, for the reason
     probe_from: float | None = None  # the good rate to return to when the probe is refused
+    probe_until_at: float = 0.0  # what was refused since is the probe's doing
     next_probe_at: float = 0.0
     probe_wait_s: float = 0.0
     step: float = 0.0
@@ -117,7 +119,7 @@ class State(msgspec.Struct, kw_only=True):
     attempts: int = 0
     bad: int = 0
     any_4xx: int = 0
-    refused: int = 0
+    refused_run: int = 0
     reply_s: float = 0.0
     replies: int = 0
     most_connections: int = 0
@@ -151,8 +153,6 @@ class State(msgspec.Struct, kw_only=True):
             self.bad += seen.count
         if seen.signal in ANY_4XX:
             self.any_4xx += seen.count
-        if seen.signal is Signal.REFUSED:
-            self.refused += seen.count
         if seen.reply_s is not None:
             self.reply_s += seen.reply_s * seen.count
             self.replies += seen.count
@@ -166,7 +166,7 @@ class State(msgspec.Struct, kw_only=True):
             weight = 0.1 if self.usual_reply_s else 1.0
             self.usual_reply_s += weight * (min(mean, 2 * self.usual_reply_s or mean) - self.usual_reply_s)
         self.last_attempts = self.attempts
-        self.attempts = self.bad = self.any_4xx = self.refused = self.replies = self.most_connections = 0
+        self.attempts = self.bad = self.any_4xx = self.replies = self.most_connections = 0
         self.reply_s = 0.0
         self.window_at = now
 
@@ -225,11 +225,11 @@ class Classic:
     def observe(self, state: State, seen: Observation) -> None:
         if state.suspended_until_at is not None:
             return
-        if seen.signal is Signal.REPUTATION or (seen.pause_s and seen.then_connections is not None):
-            if state.eased_at is None or (seen.started_at or seen.now) > state.eased_at:
-                _documented(state, seen, 3600.0, doubles_pause=False)
-        elif state.is_recovering and seen.signal in FINE:
-            _back_to_work(state, seen)
+        is_new = state.eased_at is None or (seen.started_at or seen.now) > state.eased_at
+        if is_new and (seen.signal is Signal.REPUTATION or (seen.pause_s and seen.then_connections is not None)):
+            _documented(state, seen, 3600.0, doubles_pause=False)
+            state.is_recovering = False  # it grows back as it always grows: one a minute
+            state.next_connection_at = 0.0
 
     def window(self, state: State, now: float) -> None:
         if state.suspended_until_at is not None or not state.attempts or state.is_recovering:
@@ -254,13 +254,16 @@ class Adaptive:
 
     enough = 20  # replies that make a measurement
     patience_s = 10.0  # or so much time
-    stray = 0.02  # a smaller share of refusals in a measurement is chance
-    margin = 0.97  # of what was accepted
+    clear = 0.3  # a share that is clear after so few; a smaller one is counted three times as long
+    small = 0.08  # a share too small to be known then: a whole window tells
+    stray = 0.02  # a smaller share of a window's attempts is chance
+    margin = 0.98  # of what was accepted
     grace_s = 2.0  # until an eased rate has reached every worker; what begins before tells of the old one
     first_step = 0.04
     largest_step = 0.32
     first_probe_s = 120.0
-    last_probe_s = 1200.0
+    last_probe_s = 900.0
+    hidden_s = 7.5  # a bucket that holds so many seconds of its rate hides an excess of x for hidden_s / x
     first_connection_s = 300.0
     last_connection_s = 2400.0
     slow = 2.0  # reply times that many times the usual stop growth
@@ -292,6 +295,14 @@ class Adaptive:
         state.unreachable = 0
         if not is_new:
             return
+        if seen.signal is Signal.REFUSED:
+            # A list has a few; in a row they are about us, and each costs a recipient.
+            state.refused_run += seen.count
+            if state.refused_run >= (self.storm if state.is_recovering else self.enough):
+                self._storm(state, seen, f"{state.refused_run} refused for good in a row: {seen.text or seen.signal}")
+            return
+        if seen.signal is Signal.ACCEPTED:
+            state.refused_run = 0
         if seen.pause_s and seen.then_connections is not None and seen.signal not in FINE:
             rate = state.attempt_rate(seen.now)
             _documented(state, seen, seen.pause_s, doubles_pause=False)
@@ -311,11 +322,7 @@ class Adaptive:
             self._measure(state, seen)
 
     def window(self, state: State, now: float) -> None:
-        if state.suspended_until_at is not None or state.measuring_at is not None or not state.attempts:
-            return
-        if state.refused >= 20 and state.refused >= 0.8 * state.attempts:
-            seen = Observation(Signal.REFUSED, now)
-            self._storm(state, seen, f"{state.refused} of {state.attempts} attempts of a minute refused for good")
+        if state.suspended_until_at is not None or not state.attempts:
             return
         if state.is_recovering:
             return
@@ -323,11 +330,13 @@ class Adaptive:
             # Too little to be measured in twenty replies, steady all the same: a level a few percent too high.
             share = state.bad / state.attempts
             settled = state.eased_at is None or (state.window_at is not None and state.eased_at <= state.window_at)
-            if settled and share >= self.stray and state.bad >= 3:
+            # A probe is judged more strictly: the level below it was without refusals.
+            if settled and state.bad >= 3 and (share >= self.stray or state.probe_from is not None):
+                state.measuring_at = None
                 self._learn_rate(state, now, state.attempts / WINDOW_S, share)
                 state.reason = f"{share:.0%} of a minute's attempts refused ({state.refusal}): eased"
             return
-        self._forget_probes(state)
+        self._forget_probes(state, now)
         mean = state.reply_s / state.replies if state.replies else 0.0
         if state.usual_reply_s and mean > self.slow * state.usual_reply_s:
             state.reason = f"replies take {mean:.1f} s, usually {state.usual_reply_s:.1f} s: not growing"
@@ -336,10 +345,12 @@ class Adaptive:
         if (
             state.rate_per_s is not None
             and (budget is None or state.rate_per_s < budget)
+            and state.probe_from is None
             and now >= state.next_probe_at
             and state.attempts / WINDOW_S >= 0.85 * state.rate_per_s  # a level that is not used proves nothing
         ):
             state.probe_from = state.rate_per_s
+            state.probe_until_at = now + max(WINDOW_S, self.hidden_s / state.step) - 1.0
             rate = state.rate_per_s * (1 + state.step)
             state.rate_per_s = rate if budget is None else min(budget, rate)
             state.reason = f"quiet: probing {state.step:.0%} above the last good rate"
@@ -352,10 +363,9 @@ class Adaptive:
             state.connection_probe = True
             state.reason = "quiet: one connection more"
 
-    def _forget_probes(self, state: State) -> None:
-        """A quiet minute after a probe: its level is good; the next one comes sooner and steps further."""
-        assert state.window_at is not None
-        if state.probe_from is not None:
+    def _forget_probes(self, state: State, now: float) -> None:
+        """Quiet for long enough after a probe: its level is good; the next one comes sooner and steps further."""
+        if state.probe_from is not None and now >= state.probe_until_at:
             state.probe_from = None
             state.step = min(self.largest_step, 2 * state.step)
             state.probe_wait_s = max(WINDOW_S, state.probe_wait_s / 2)
@@ -370,21 +380,26 @@ class Adaptive:
         return state.measured_bad / seen if state.measuring_at is not None and seen >= 5 else default
 
     def _measure(self, state: State, seen: Observation) -> None:
-        """Enough replies since the first refusal: what was accepted of them is what this provider takes."""
+        """Count on from the first refusal until the share is known well enough; then ease to what was accepted."""
         assert state.measuring_at is not None
         replies = state.measured_fine + state.measured_bad
-        if state.measured_bad >= self.storm and not state.measured_fine:
-            self._storm(state, seen, f"{state.measured_bad} refusals in a row: {state.refusal}")
+        elapsed = seen.now - state.measuring_at
+        if replies < self.enough and (elapsed < self.patience_s or replies < self.storm):
             return
-        if replies < self.enough and (seen.now - state.measuring_at < self.patience_s or replies < 5):
+        if not state.measured_fine:
+            state.barren += 1
+            if state.barren >= 2 or elapsed >= self.patience_s or state.is_recovering:
+                self._storm(state, seen, f"{state.measured_bad} refusals in a row: {state.refusal}")
+                return
+        else:
+            state.barren = 0
+        # The first refusal began the count, and so says nothing about the share.
+        share = (state.measured_bad - 1) / (replies - 1)
+        if share < self.clear and replies < 3 * self.enough and elapsed < 2 * self.patience_s:
             return
-        share = state.measured_bad / replies
         state.measuring_at = None
-        if share < self.stray or state.measured_bad < 2:
-            return
-        if state.is_recovering and share >= 0.5:
-            self._storm(state, seen, f"{share:.0%} refused on the way back")
-            return
+        if share < self.small:
+            return  # `window` sees whether it is steady
         self._learn_rate(state, seen.now, state.attempt_rate(seen.now), share)
         state.reason = f"{share:.0%} of {replies} attempts refused ({state.refusal}): eased to what was accepted"
 
@@ -409,8 +424,8 @@ class Adaptive:
         state.repeats = min(state.repeats + 1, 16)
         state.suspend(seen.now, pause, reason)
         state.doubles = True
-        state.connections = 1
-        state.unreachable = 0
+        state.connections = min(1, state.limits.connections)
+        state.unreachable = state.refused_run = state.barren = 0
 
     def _fewer_connections(self, state: State, seen: Observation, begun: float) -> None:
         if state.connections_eased_at is not None and begun <= state.connections_eased_at:

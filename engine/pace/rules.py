@@ -76,7 +76,7 @@ _ENHANCED = re.compile(r"(?<![\d.])([245]\.\d{1,3}\.\d{1,3})(?![\d.]*\d)")
 _ADDRESS = re.compile(r"<?[^\s<>@\"()\[\],;:]{1,64}@[\w.-]{3,255}>?")
 _IP = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)|(?<![\w:])(?:[0-9a-f]{1,4}:){3,}[0-9a-f:]+", re.I)
 # Queue ids and session tokens: twelve or more letters and digits, mixed. `RL000001`, `OFR004_104` are shorter.
-_TOKEN = re.compile(r"\b(?=\w*\d)(?=\w*[a-z])\w{12,}(?:[.-]\w+)*", re.I)
+_TOKEN = re.compile(r"\b(?=\w*\d)(?=\w*[a-z])\w{12,}(?:-\w*\d\w*|\.\d+)*", re.I)
 _SPACE = re.compile(r"\s+")
 _HINT = re.compile(
     r"(?:\b(?:in|after|for|wait|within|until|delay(?:ed)?(?: of)?)\s+|\()"
@@ -85,7 +85,7 @@ _HINT = re.compile(
     re.I,
 )
 _LONGEST_HINT_S = 86_400.0
-_TEXT_LIMIT = 2_000
+_TEXT_LIMIT = 1_000
 _REMEMBERED = 8_192
 
 
@@ -165,8 +165,7 @@ class RuleBook:
             table[code] = [
                 rule
                 for rule in self.rules
-                if (not rule.codes or code in rule.codes)
-                and (not rule.providers or provider in rule.providers)
+                if (not rule.codes or code in rule.codes) and (not rule.providers or provider in rule.providers)
             ]
         return table[code]
 
@@ -285,7 +284,7 @@ SHIPPED = Path(__file__).with_name("replies.toml")
 
 
 def read_rules(path: Path) -> RuleFile:
-    """The rules of one file as they are written; raises RuleError."""
+    """One file as it is written; raises RuleError."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=RuleFile, dec_hook=decode_custom)
     except OSError as problem:
@@ -395,5 +394,5 @@ def _enhanced_pattern(parts: list[str]) -> re.Pattern[str] | None:
 
 __all__ = [
     "MANNERS", "NOTHING", "STAGES", "Action", "Class_", "Judgement", "Manner", "Outcome", "Rule", "RuleBook",
-    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "stage_named",
+    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "read_rules", "stage_named",
 ]  # fmt: skip

@@ -26,7 +26,7 @@ from itertools import islice
 
 import msgspec
 
-TICK_S = 5  # the wheel's grain: a row is due at most this much late
+TICK_S = 5.0  # the wheel's grain by default: a row is due at most this much late
 RETRY_SHARE = 8  # of this many rows taken, one is a retry, if any is ready, however many fresh ones there are
 EXPIRY_GRAIN_S = 30.0  # lanes of due rows are searched for expired ones this often; `take` never hands one out
 BULK = 3  # the priority of a campaign's rows; 1 and 2 go before, and are never parked
@@ -120,8 +120,15 @@ class Scheduler:
     """One worker's rows, from read to settled."""
 
     def __init__(
-        self, *, ready_rows: int = 4096, ready_rows_per_lane: int = 512, rng: random.Random | None = None
+        self,
+        *,
+        ready_rows: int = 4096,
+        ready_rows_per_lane: int = 512,
+        tick_s: float = TICK_S,
+        rng: random.Random | None = None,
     ) -> None:
+        """`tick_s` is the wheel's grain; it bounds the number of its buckets by the longest wait over it."""
+        self._tick_s = tick_s
         self.ready_rows = ready_rows
         self.ready_rows_per_lane = ready_rows_per_lane
         self._rng = rng or random.Random(0)
@@ -137,7 +144,8 @@ class Scheduler:
         self._ticks: list[int] = []
         self._expiries: list[tuple[float, int]] = []  # (when, lane) where due rows may have expired
         self._resumes: list[tuple[float, int]] = []
-        self._expired: list[int] = []
+        self._expired: dict[int, tuple[int, float, float | None]] = {}  # with history, until `advance` tells them
+        self._told: dict[int, tuple[int, float, float | None]] = {}
         self._evicted: list[int] = []
         self._base: float | None = None
         self._ready = self._parked = self._due = self._waiting = 0
@@ -298,7 +306,7 @@ class Scheduler:
         self._history.pop(row, None)
         if expires_at is not None:
             due_at = min(due_at, expires_at)  # it is looked at by then, to be told as expired
-        tick = -int(-(due_at - self._base) // TICK_S)
+        tick = -int(-(due_at - self._base) // self._tick_s)
         bucket = self._wheel.get(tick)
         if bucket is None:
             bucket = self._wheel[tick] = array("I")
@@ -308,8 +316,11 @@ class Scheduler:
         self._waiting += 1
 
     def history(self, row: int) -> tuple[int, float | None]:
-        """(attempts so far, time of the first) of a row ready or in flight; (0, None) where it has none."""
-        known = self._history.get(row)
+        """(attempts so far, time of the first) of a row ready or in flight; (0, None) where it has none.
+
+        Of rows that `advance` told as expired too, until it is called again.
+        """
+        known = self._history.get(row) or self._told.get(row)
         return (known[0], known[1]) if known is not None else (0, None)
 
     # What the clock and the operator tell.
@@ -325,21 +336,21 @@ class Scheduler:
             if place is not None and place.suspension is not None and place.suspension.until == until:
                 self.resume_lane(lane)
         if self._base is not None:
-            tick_now = (now - self._base) // TICK_S
-            while self._ticks and self._ticks[0] <= tick_now:
+            # The very sum that `next_due` tells: a quotient would round otherwise, and a driver would wake for nothing.
+            while self._ticks and self._base + self._ticks[0] * self._tick_s <= now:
                 self._ring(self._wheel.pop(heapq.heappop(self._ticks)), now)
         while self._expiries and self._expiries[0][0] <= now:
             _, lane = heapq.heappop(self._expiries)
             if (place := self._lanes.get(lane)) is not None:
                 self._expire(place, lane, now)
-        out, self._expired = self._expired, []
-        return out
+        self._told, self._expired = self._expired, {}
+        return list(self._told)
 
     def next_due(self) -> float | None:
         """When `advance` has something to do, at the earliest."""
         times = [heap[0][0] for heap in (self._expiries, self._resumes) if heap]
         if self._ticks and self._base is not None:
-            times.append(self._base + self._ticks[0] * TICK_S)
+            times.append(self._base + self._ticks[0] * self._tick_s)
         return min(times, default=None)
 
     def suspend_lane(self, lane: int, until: float | None, reason: str) -> list[int]:
@@ -563,7 +574,7 @@ class Scheduler:
         self._ready -= 1
         known = self._history.get(row)
         if known is not None and known[2] is not None and known[2] <= now:
-            self._expired.append(row)
+            self._expired[row] = known
             self._evicted.append(row)
             self._forget(row)
             return None
@@ -576,9 +587,10 @@ class Scheduler:
             place = self._lanes[lane]
             place.waiting -= 1
             self._waiting -= 1
-            expires_at = _unpack(meta, self._time(first))[2]
+            first_at = self._time(first)
+            attempt, _, expires_at = _unpack(meta, first_at)
             if expires_at is not None and expires_at <= now:
-                self._expired.append(row)
+                self._expired[row] = (attempt, first_at, expires_at)
                 self._tidy(place, lane)
                 continue
             self._store_due(place, lane, row, first, meta, expires_at)
@@ -610,9 +622,10 @@ class Scheduler:
                 continue
             kept = array("I")
             for at in range(start, len(records), _LANE_WORDS):
-                expires_at = _unpack(records[at + 2], self._time(records[at + 1]))[2]
+                first_at = self._time(records[at + 1])
+                attempt, _, expires_at = _unpack(records[at + 2], first_at)
                 if expires_at is not None and expires_at <= now:
-                    self._expired.append(records[at])
+                    self._expired[records[at]] = (attempt, first_at, expires_at)
                     self._due -= 1
                 else:
                     kept.extend(records[at : at + _LANE_WORDS])

@@ -107,12 +107,12 @@ class Told(msgspec.Struct, kw_only=True):
 
 
 class _Connection:
-    __slots__ = ("accepted", "closing", "idle_since", "lane", "worker")
+    __slots__ = ("accepted", "closing", "has_timer", "idle_since", "lane", "worker")
 
     def __init__(self, worker: _Worker, lane: int) -> None:
         self.worker, self.lane = worker, lane
         self.accepted = 0
-        self.closing = False
+        self.closing = self.has_timer = False
         self.idle_since: float | None = None
 
 
@@ -342,8 +342,9 @@ class Simulation:
         elif isinstance(decision, Allow):
             entries = worker.allowed.setdefault(lane, [])
             entries.append((self.now + decision.valid_s, decision.messages))
-            for connection in worker.idle.pop(lane, []):
-                self._at(self.now, self._send, connection)
+            waiting = worker.idle.get(lane, [])
+            for _ in range(min(decision.messages, len(waiting))):
+                self._at(self.now, self._send, waiting.pop(0))
         else:
             left = decision.connections
             for connection in worker.connections.get(lane, []):
@@ -352,8 +353,6 @@ class Simulation:
                     left -= 1
                     if connection.idle_since is not None:
                         self._at(self.now, self._send, connection)
-            if left:  # they were closed already
-                pass
 
     def _tick(self, machine: _Machine, due: float) -> None:
         if machine.ticks_at != due:
@@ -410,6 +409,9 @@ class Simulation:
         """A connection has nothing in flight: give it rows, let it wait, or close it."""
         worker, lane = connection.worker, connection.lane
         connection.idle_since = None
+        waiting = worker.idle.get(lane)
+        if waiting and connection in waiting:
+            waiting.remove(connection)
         if connection.closing or connection not in worker.connections.get(lane, ()):
             self._close(connection)
             return
@@ -547,14 +549,20 @@ class Simulation:
     def _wait(self, connection: _Connection) -> None:
         connection.idle_since = self.now
         connection.worker.idle.setdefault(connection.lane, []).append(connection)
-        self._at(self.now + IDLE_S, self._idle, connection, self.now)
+        if not connection.has_timer:
+            connection.has_timer = True
+            self._at(self.now + IDLE_S, self._idle, connection)
 
-    def _idle(self, connection: _Connection, since: float) -> None:
-        if connection.idle_since == since:
-            waiting = connection.worker.idle.get(connection.lane, [])
-            if connection in waiting:
-                waiting.remove(connection)
+    def _idle(self, connection: _Connection) -> None:
+        connection.has_timer = False
+        if connection.idle_since is None:
+            return
+        left = connection.idle_since + IDLE_S - self.now
+        if left <= 1e-6:
             self._close(connection)
+        else:
+            connection.has_timer = True
+            self._at(self.now + left, self._idle, connection)
 
     def _close(self, connection: _Connection) -> None:
         worker, lane = connection.worker, connection.lane

@@ -1,8 +1,9 @@
 """What came back after a message was accepted, as far as it changes an outcome. Pure over feedback logs' records.
 
-A bounce turns `accepted` and `in doubt` into `bounced`: somebody accepted the message, and it came back. A report that it
-arrived turns `in doubt` into `accepted`. Neither touches a row with another outcome: what was refused to our face needs
-no second opinion. Complaints and unsubscribes change no outcome; they are counted, and written back to the database.
+A bounce turns `accepted` and `in doubt` into `bounced`: somebody accepted the message, and it came back. A report that
+it arrived turns `in doubt` into `accepted`. Neither touches a row with another outcome: what was refused to our face
+needs no second opinion. Complaints and unsubscribes change no outcome; they are counted, and written back to the
+database.
 """
 
 from __future__ import annotations

@@ -75,6 +75,9 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     source_address: str | None = None
     greeting_name: str | None = None
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "tls", TlsPolicy(self.tls))  # a plain "required" will do
+
     def verifies(self, host: Host) -> bool:
         """Whether the host's certificate must be good (see `tls.py`)."""
         if self.tls is TlsPolicy.VERIFIED:

@@ -70,7 +70,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: float | None = None
     resend_doubt: bool = False
     relay: str | None = None
-    patience_s: float = 300.0  # without any connection for so long, the run ends: the relay is away
 
 
 class Supervisor:
@@ -114,6 +113,7 @@ class Supervisor:
         self._renewed_at = -1e9
         self._starting: set[asyncio.Task[Hand]] = set()
         self._ready_hands: set[str] = set()
+        self._last_reason = ""
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -378,6 +378,7 @@ class Supervisor:
         dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
         progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
+        self._last_reason = progress.reason or self._last_reason
 
     def _is_over(self, now: float) -> str | None:
         """Why there is nothing more to do in this run, or None."""
@@ -387,9 +388,10 @@ class Supervisor:
         out_of_batches = (self._exhausted or self._limit_left == 0) and not self._orphaned
         if out_of_batches and not any(hand.batches for hand in hands):
             return "each row has its outcome"
-        if now - self._connected_at > self._options.patience_s:
+        patience_s = self._settings.delivery.give_up_after.seconds
+        if now - self._connected_at > patience_s:
             self._codes.add(Exit.TRY_AGAIN)
-            return f"no connection for {self._options.patience_s:.0f} s: {self.progress.reason or 'the relay is away'}"
+            return f"no connection for {patience_s:g} s: {self._last_reason or 'the relay is away'}"
         idle = out_of_batches and not any(hand.unread or hand.in_flight or hand.has_demand for hand in hands)
         if not idle:
             return None

@@ -134,7 +134,7 @@ class Worker:
         path = campaign.logs / f"{header.log_id}.arrows"
         self._log = Logbook(path, header, clock, durability=settings.log.durability)
         rng = random.Random(start.seed)
-        scheduler = Scheduler(rng=rng)
+        scheduler = Scheduler(rng=rng, tick_s=_wheel_grain_s(settings))
         bench = self._bench = Workbench(settings, self._log, scheduler, clock, rng)
         bench.batch_done = self._batch_done
         lane = self._relay_lane(settings)
@@ -325,7 +325,7 @@ class Worker:
         counts = []
         for lane in self._lanes:
             tally = bench.lanes.pop(lane.index, None)
-            connections = lane.used
+            connections = lane.pool.open if lane.pool is not None else 0
             if tally is None and not connections:
                 continue
             tally = tally or LaneTally()
@@ -352,6 +352,11 @@ class Worker:
         )
         bench.invalid = bench.suppressed = bench.expired = 0
         self._reason = ""
+
+
+def _wheel_grain_s(settings: Settings) -> float:
+    """Five seconds, finer where the first retries are a matter of seconds (demonstrations, tests)."""
+    return min(5.0, max(0.25, min((wait.seconds for wait in settings.retry.plan), default=60.0) / 4))
 
 
 class _Ear:

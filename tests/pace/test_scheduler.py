@@ -130,6 +130,10 @@ def test_rows_expire_by_clock_wherever_they_wait() -> None:
     assert scheduler.counts(0).due == 4
     expired = scheduler.advance(700.0)
     assert sorted(expired) == [0, 1, 2, 3, 9]
+    assert scheduler.history(9) == (3, 0.0), "told until the next advance"
+    assert scheduler.history(0) == (1, 0.0)
+    scheduler.advance(701.0)
+    assert scheduler.history(9) == (0, None)
     scheduler.check()
 
 
@@ -246,6 +250,18 @@ def test_rows_deferred_before_a_restart_keep_their_first_attempt() -> None:
     read_again(scheduler)
     assert scheduler.take(0, 1, 105.0) == [3]
     assert scheduler.history(3) == (4, -80_000.0)
+
+
+def test_what_is_due_is_due_at_the_time_told() -> None:
+    rng = random.Random(5)
+    for _ in range(500):
+        scheduler = fresh()
+        now = rng.uniform(0, 1e6)
+        scheduler.defer(1, 0, due_at=now + rng.uniform(0, 4000), attempt=1, first_at=now, expires_at=now + 1e5)
+        due = scheduler.next_due()
+        assert due is not None
+        scheduler.advance(due)
+        assert scheduler.waiting == 0
 
 
 def test_a_clock_that_jumps_ahead_brings_everything_due_at_once() -> None:

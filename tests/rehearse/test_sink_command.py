@@ -73,3 +73,24 @@ def test_a_sink_survives_senders_that_vanish() -> None:
             last.sendmail("a@example.com", ["b@example.org"], b"Subject: x\r\n\r\nHello\r\n")
         counts = running.counts()
         assert (counts.connections, counts.messages) == (4, 1)
+
+
+def test_it_plays_a_world_each_provider_on_its_port(tmp_path: Path) -> None:
+    world = tmp_path / "small.toml"
+    world.write_text(
+        'title = "small"\n[[provider]]\nname = "a"\nconnect_s = 0\n[[provider]]\nname = "b"\nconnections = 0\n'
+    )
+    command = [sys.executable, "-m", "engine", "sink", "--play", str(world), "--speed", "100"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        places = dict(running.stdout.readline().split() for _ in range(2))
+        host, _, port = places["a"].rpartition(":")
+        with smtplib.SMTP(host, int(port), timeout=5) as client:
+            client.sendmail("a@example.com", ["x@example.org"], b"Subject: x\r\n\r\nHello\r\n")
+        host, _, port = places["b"].rpartition(":")
+        with pytest.raises(smtplib.SMTPConnectError, match="421"):
+            smtplib.SMTP(host, int(port), timeout=5)
+        running.send_signal(signal.SIGINT)
+        _, talk = running.communicate(timeout=10)
+    assert "a: 1 accepted, at most 1 connections of one source" in talk
+    assert "b: 0 accepted, at most 0 connections of one source, 1 too many connections" in talk

@@ -1,0 +1,125 @@
+"""MTA-STS: policies found, kept, enforced; a hidden record does not weaken one that was seen."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from dns_world import Zone, serving
+from test_resolver import SetClock
+
+from engine.route.dns_client import DnsClient
+from engine.route.mta_sts import PolicyCache, StsPolicy, parse_policy, parse_record
+from engine.route.provider import load_providers
+from engine.route.resolver import DnsDeferred, Resolver, Route
+
+FILE = b"version: STSv1\r\nmode: enforce\r\nmx: mail.example.org\r\nmx: *.example.net\r\nmax_age: 604800\r\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "policy_id"),
+    [
+        (["v=STSv1; id=20160831085700Z;"], "20160831085700Z"),
+        (["v=spf1 -all", "v=STSv1;id=1"], "1"),
+        (["v=STSv1; id=1", "v=STSv1; id=2"], None),
+        (["v=STSv1; id=not-alnum"], None),
+        (["v=STSv1;"], None),
+        ([], None),
+    ],
+)
+def test_record(texts: list[str], policy_id: str | None) -> None:
+    assert parse_record(texts) == policy_id
+
+
+def test_policy_file() -> None:
+    policy = parse_policy(FILE, "1", 0)
+    assert policy == StsPolicy("1", "enforce", ("mail.example.org", "*.example.net"), 604800, 0)
+    assert policy.lists("MAIL.example.org.")
+    assert policy.lists("a.example.net")
+    assert not policy.lists("a.b.example.net")
+    assert not policy.lists("example.net")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\xff\xfe",
+        b"<html>not found</html>",
+        FILE.replace(b"STSv1", b"STSv2"),
+        FILE.replace(b"enforce", b"strict"),
+        FILE.replace(b"604800", b"soon"),
+        FILE.replace(b"604800", b"9" * 5000),
+        b"version: STSv1\nmode: enforce\nmax_age: 1\n",
+    ],
+)
+def test_what_is_no_policy_file(raw: bytes) -> None:
+    assert parse_policy(raw, "1", 0) is None
+
+
+class Files:
+    """Policy files by domain; counts."""
+
+    def __init__(self, files: dict[str, bytes]) -> None:
+        self.files, self.fetched = files, 0
+
+    async def fetch(self, domain: str) -> bytes | None:
+        self.fetched += 1
+        return self.files.get(domain)
+
+
+ZONE: Zone = {
+    "example.org": {"MX": ["10 mail.example.org.", "20 evil.example.com."]},
+    "mail.example.org": {"A": ["8.8.8.8"]},
+    "evil.example.com": {"A": ["8.8.8.9"]},
+    "_mta-sts.example.org": {"TXT": ['"v=STSv1; id=1;"']},
+}
+
+
+def test_enforce_leaves_listed_hosts_and_defers_where_there_are_none(tmp_path: Path) -> None:
+    async def run() -> None:
+        zone = dict(ZONE)
+        async with serving(zone) as server:
+            assert server.at is not None
+            client, clock, files = DnsClient([server.at], try_s=0.2, tries=1), SetClock(), Files({"example.org": FILE})
+            cache = PolicyCache(client, files, clock)
+            found = await Resolver(client, load_providers(), clock, policies=cache).route("example.org")
+            assert isinstance(found, Route)
+            assert [host.name for host in found.hosts] == ["mail.example.org"]
+            assert found.policy is not None
+            assert found.policy.mode == "enforce"
+
+            # Somebody hides the record and redirects the MX: the policy holds for its age, over a restart as well.
+            del zone["_mta-sts.example.org"]
+            zone["example.org"] = {"MX": ["10 evil.example.com."]}
+            cache.save(tmp_path / "sts.json")
+            again = PolicyCache(client, files, clock)
+            again.load(tmp_path / "sts.json")
+            found = await Resolver(client, load_providers(), clock, policies=again).route("example.org")
+            assert isinstance(found, DnsDeferred)
+
+            clock.now += 604_801
+            found = await Resolver(client, load_providers(), clock, policies=again).route("example.org")
+            assert isinstance(found, Route)
+            assert files.fetched == 1
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_domain_without_or_with_a_broken_policy_is_unaffected(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(ZONE) as server:
+            assert server.at is not None
+            client, clock = DnsClient([server.at], try_s=0.2, tries=1), SetClock()
+            for files in ({}, {"example.org": b"junk"}, {"example.org": FILE.replace(b"enforce", b"testing")}):
+                cache = PolicyCache(client, Files(files), clock)
+                cache.load(tmp_path / "missing.json")
+                found = await Resolver(client, load_providers(), clock, policies=cache).route("example.org")
+                assert isinstance(found, Route)
+                assert found.policy is None
+                assert len(found.hosts) == 2
+            await client.close()
+
+    asyncio.run(run())
