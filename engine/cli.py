@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "retry-list": ("engine.commands.results", "retry_list"),
     "sink": ("engine.commands.sink", "sink"),
     "simulate": ("engine.commands.simulate", "simulate"),
-    "capacity": ("engine.commands.capacity", "capacity"),
+    "capacity": ("engine.commands.capacity", "capacity_command"),
     "bounces": ("engine.commands.bounces", "bounces"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
