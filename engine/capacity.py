@@ -203,7 +203,8 @@ def _accepts(
 
 def _budget(budgets: Budgets, provider: str, source: Source) -> Budget:
     # A source that the file does not name has no sections of its own; asked for as nobody, it is resolved once.
-    return budgets.of(provider, source.name if source in budgets.sources else None)
+    is_named = any(source.name == named.name for named in budgets.sources)
+    return budgets.of(provider, source.name if is_named else None)
 
 
 def _times(one: Accepts, rows: int, domains: int) -> Accepts:
@@ -271,23 +272,27 @@ def _days(
     left, today, by_deadline = rows, 0, 0
     capped = ""
     per_source = rate / len(sources)
+    # Sources on the same day with the same cap are counted once and multiplied.
+    alike: dict[tuple[int | None, int | None], int] = {}
+    for source in sources:
+        kind = (_budget(budgets, provider, source).messages_per_day, source.warmup_day)
+        alike[kind] = alike.get(kind, 0) + 1
     for day in range(MOST_DAYS):
         allowed, slowest, name = 0, 0.0, ""
         warming = False
-        for source in sources:
+        for (daily, began), many in alike.items():
             cap = per_source * DAY_S
             hourly = per_source
-            daily = _budget(budgets, provider, source).messages_per_day
             if daily is not None and daily < cap:
                 cap, name = daily, "messages a day"
-            if schedule is not None and source.warmup_day is not None:
-                caps = schedule.caps(source.warmup_day + day, share)
+            if schedule is not None and began is not None:
+                caps = schedule.caps(began + day, share)
                 if caps.daily is not None and caps.hourly is not None:
                     warming = True
                     if caps.daily < cap:
-                        cap, name = caps.daily, f"warm-up day {source.warmup_day}"
+                        cap, name = caps.daily, f"warm-up day {began}"
                     hourly = min(hourly, caps.hourly / 3600)
-            allowed += int(min(cap, hourly * DAY_S))
+            allowed += many * int(min(cap, hourly * DAY_S))
             slowest = max(slowest, int(min(cap, hourly * DAY_S)) / hourly if hourly else 0.0)
         sent = min(left, allowed)
         if day == 0:
