@@ -261,6 +261,8 @@ class Pool:
 
     def _back_off(self, host: Host, now: float, first_s: float) -> None:
         memory = self._of(host)
+        if now < memory.dead_until:
+            return  # connections that fail together are one failure
         memory.failures += 1
         wait_s = min(first_s * 2 ** min(memory.failures - 1, 16), MAX_BACK_OFF_S)
         memory.dead_until = now + wait_s * self._rng.uniform(0.8, 1.2)

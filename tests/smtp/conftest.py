@@ -23,8 +23,8 @@ Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[
 
 QUICK = ConnectionLimits(
     connect_timeout_s=1.0,
-    handshake_timeout_s=1.5,
-    patience=Patience(command_s=1.0, data_s=1.0, dot_s=1.0, quit_s=0.5, farewell_s=1.0),
+    handshake_timeout_s=0.7,
+    patience=Patience(command_s=0.6, data_s=0.6, dot_s=0.6, quit_s=0.5, farewell_s=1.0),
 )
 
 
