@@ -123,13 +123,11 @@ def _write_csv(path: Path, first: int, count: int, *, seed: int) -> None:
             rows(start, size, seed=seed, clean=False).write_csv(file, include_header=start == first)
 
 
-def write_suppressions(path: Path, list_rows: int, count: int, *, seed: int) -> None:
-    """`count` addresses, four in ten of them from the list's beginning of each slice."""
+def write_suppressions(path: Path, files: list[tuple[int, int]], count: int, *, seed: int) -> None:
+    """`count` addresses, four in ten of them from the list, out of the beginning of each slice of each file."""
     inside = int(count * 0.4)
-    step = max(1, list_rows // _SLICE)
-    found = [
-        rows(start, size, seed=seed, clean=False).head(inside // step + 1) for start, size in _slices(0, list_rows)
-    ]
+    slices = [one for first, size in files for one in _slices(first, size)]
+    found = [rows(start, size, seed=seed, clean=False).head(inside // len(slices) + 1) for start, size in slices]
     known = pl.concat(found)["email"].head(inside)
     others = pl.Series("email", [f"gone.{number}@elsewhere.example" for number in range(count - len(known))])
     pl.DataFrame({"email": pl.concat([known, others])}).write_parquet(path)
@@ -149,8 +147,8 @@ def main() -> None:
     given.out.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
     per_file = -(-given.rows // given.files)
-    for number, first in enumerate(range(0, given.rows, per_file)):
-        count = min(per_file, given.rows - first)
+    files = [(first, min(per_file, given.rows - first)) for first in range(0, given.rows, per_file)]
+    for number, (first, count) in enumerate(files):
         path = given.out / f"part-{number:03d}.{given.format}"
         if given.format == "csv":
             _write_csv(path, first, count, seed=given.seed)
@@ -159,7 +157,7 @@ def main() -> None:
             _write_parquet(path, first, count, seed=given.seed, prepared=given.prepared, row_group=row_group)
         print(path, count, "rows", file=sys.stderr)
     if given.suppressions:
-        write_suppressions(given.out / "suppressed.parquet", given.rows, given.suppressions, seed=given.seed)
+        write_suppressions(given.out / "suppressed.parquet", files, given.suppressions, seed=given.seed)
     print(f"{given.rows} rows in {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
 

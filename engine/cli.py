@@ -27,10 +27,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "merge-logs": ("engine.commands.results", "merge_logs"),
     "report": ("engine.commands.results", "report"),
     "retry-list": ("engine.commands.results", "retry_list"),
+    "write-back": ("engine.commands.results", "write_back_command"),
     "sink": ("engine.commands.sink", "sink"),
     "simulate": ("engine.commands.simulate", "simulate"),
     "capacity": ("engine.commands.capacity", "capacity_command"),
     "bounces": ("engine.commands.bounces", "bounces"),
+    "resolve": ("engine.commands.resolve", "resolve"),
+    "budgets": ("engine.commands.budgets", "budgets"),
+    "replies": ("engine.commands.replies", "replies"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

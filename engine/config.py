@@ -116,6 +116,7 @@ class MessageTable(Table, frozen=True, kw_only=True):
     subject: str  # (T)
     text: str | None = None  # template file, relative to the campaign folder
     html: str | None = None  # template file
+    text_from_html: bool = True  # without `text`, make the text part from the HTML
     preheader: str | None = None
     language: str | None = None  # Content-Language, and the locale of filters
     timezone: str = "UTC"  # zone in which the `date` filter shows timestamps
@@ -169,6 +170,10 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     pipeline_depth: int = 4
     pipelining: bool = True
     chunking: bool = True
+    # mode = "direct": sources and limits per provider stand in budgets.toml beside this file.
+    nameservers: tuple[str, ...] = ()  # "ADDRESS" or "ADDRESS:PORT"; default: the machine's
+    smtp_port: int = 25
+    allow_private_hosts: bool = False  # MX hosts at private and loopback addresses, for tests and inner networks
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes
@@ -231,6 +236,13 @@ class BouncesTable(Table, frozen=True, kw_only=True):
     delete_handled: bool = False  # Maildir and IMAP: delete what was matched and recorded
 
 
+class SuppressionTable(Table, frozen=True, kw_only=True):
+    """[suppression]: live."""
+
+    # Entries older than this become keyed hashes by `engine forget --expired`: nobody is named, all stay suppressed.
+    retention_days: int | None = None
+
+
 class Settings(Table, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -245,8 +257,10 @@ class Settings(Table, frozen=True, kw_only=True):
     control: ControlTable = ControlTable()
     bounces: BouncesTable = BouncesTable()
 
+    suppression: SuppressionTable = SuppressionTable()
+
     # What may change while the campaign runs; the rest is frozen at `plan`.
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces"})
+    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces", "suppression"})
 
 
 def decode_custom(kind: type, value: Any) -> Any:

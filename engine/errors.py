@@ -33,9 +33,9 @@ _WORST_FIRST = (
     Exit.BUG,
     Exit.DUPLICATES,
     Exit.LOG_DAMAGED,
+    Exit.TRY_AGAIN,  # before the rows that are open because of it
     Exit.IN_DOUBT,
     Exit.ROWS_OPEN,
-    Exit.TRY_AGAIN,
 )
 
 

@@ -1,4 +1,4 @@
-"""DKIM: canonical forms, what a signature covers, and the field's bytes. Knows no keys: it gives digests and takes signatures.
+"""DKIM: canonical forms, what a signature covers, the field's bytes. Knows no keys: gives digests, takes signatures.
 
 RFC 6376 (§3.4 canonicalisation, §3.5 the field, §3.7 the hashes, §5.4.2 and §8.15 over-signing), RFC 8301 (no SHA-1,
 RSA keys of 1024 and more), RFC 8463 (ed25519-sha256: PureEdDSA over the SHA-256 of what RSA would sign).

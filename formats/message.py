@@ -197,7 +197,7 @@ def unstructured(text: str) -> str:
     As a whole, because white space between two encoded words is dropped by readers, and between word and plain text
     kept: mixing them is where others lose or double blanks.
     """
-    if len(text) <= 70 and _PLAIN_FIELD(text) and "=?" not in text and text[:1] != " " and text[-1:] != " ":
+    if len(text) <= 70 and text.isascii() and text.isprintable() and "=?" not in text and text == text.strip(" "):
         return text
     text = clean_text(text)
     return encoded_words(text) if _must_encode(text) else text
@@ -205,7 +205,8 @@ def unstructured(text: str) -> str:
 
 def phrase(name: str) -> str:
     """A display name: atoms as they are, specials quoted, anything else as encoded words (RFC 5322 §3.2.5)."""
-    if len(name) <= 60 and _ATOMS(name) and "=?" not in name:
+    # The common case, words of letters and digits, without a regular expression.
+    if len(name) <= 60 and name.isascii() and name.replace(" ", "").isalnum() and name == " ".join(name.split()):
         return name
     name = clean_text(name)
     if not name:
@@ -248,7 +249,7 @@ def fold(name: str, value: str) -> str:
     alone.
     """
     line = f"{name}: {value}"
-    if len(line) <= SOFT_LINE:
+    if len(line) <= SOFT_LINE or (len(line) <= HARD_LINE and " " not in value):
         return line + CRLF
     lines: list[str] = []
     start, floor = 0, len(name) + 2  # never between the name and the value: some readers see an empty field
@@ -279,7 +280,7 @@ _ATTRIBUTE_SAFE = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwx
 def parameter(name: str, value: str) -> list[str]:
     """A MIME parameter as `name=value`, quoted, or in RFC 2231 pieces: each a piece for its own line."""
     value = clean_text(value)
-    if value.isascii() and len(name) + len(value) < 70:
+    if value.isascii() and len(name) + len(value) < 70 and "  " not in value:
         if _TOKEN.match(value):
             return [f"{name}={value}"]
         quoted = value.replace("\\", "\\\\").replace('"', '\\"')

@@ -169,8 +169,9 @@ class Desk:
         wanted = {
             place: (feedback, _addresses(feedback))
             for place, feedback in fresh.items()
-            # A forged token spoils the message: whoever made it up wanted to be believed.
-            if matches[place].named is None and not matches[place].was_forged and _addresses(feedback)
+            # A forged token spoils the message: whoever made it up wanted to be believed. One of another house's
+            # campaign says that the message is about their mail, not ours.
+            if matches[place] == Match() and _addresses(feedback)
         }
         if wanted and self._settings.by_address:
             matches.update(self._ours.match_addresses(wanted))

@@ -164,7 +164,8 @@ class Ours:
                     is_foreign = True
                     continue
                 except TokenForged:
-                    was_forged = True
+                    # Two houses may both have a key `k1`: under a campaign that nobody here knows it says nothing.
+                    was_forged, is_foreign = was_forged or home is not None, is_foreign or home is None
                     continue
                 if home is None:
                     is_foreign = True  # genuine, but nobody here knows the campaign
@@ -174,7 +175,7 @@ class Ours:
                 list_id = origin.list_id if origin else home.list_id
                 named = Named(campaign_id, list_id, token.row, token.is_test)
                 return Match(named, Trust.TOKEN, token.kind)
-        return Match(was_forged=was_forged and not is_foreign, is_foreign=is_foreign)
+        return Match(was_forged=was_forged, is_foreign=is_foreign)
 
     def with_addresses(self, named: Sequence[Named]) -> dict[tuple[str, int], str]:
         """(campaign, row) -> the address that the list has, looked up together."""

@@ -21,8 +21,11 @@ from engine.results.feedback import read_feedback
 from engine.results.merge import Decided, merge
 from engine.results.report import read_summary, redraw, write_report
 from engine.results.retry import DEFAULT, write_retry_list
+from engine.results.statement import parse
 from engine.results.summary import Summary
 from engine.results.tables import next_steps, plain, rich_table, shown, table
+from engine.results.target import open_target
+from engine.results.write_back import BATCH, Kind, Written, choose, people, write_back
 
 
 class NoSuchFolder(EngineError):
@@ -124,6 +127,74 @@ def retry_list(campaign: Campaign, out: Path, selected: tuple[str, ...]) -> None
     click.echo(f"{rows:,} rows in {out}")
     if rows:
         click.echo(f"  next: plan them as a campaign of their own: `engine init`, then `engine plan {out}`", err=True)
+
+
+@click.command("write-back")
+@campaign_option
+@click.option("--to", "url", required=True, metavar="URL", help="sqlite:///users.db or postgresql://user@host/database")
+@click.option("--bounced", metavar="SQL", help="For addresses where nobody is.")
+@click.option("--complained", metavar="SQL", help="For who complained.")
+@click.option("--unsubscribed", metavar="SQL", help="For who unsubscribed.")
+@click.option(
+    "--on",
+    "per_list",
+    nargs=3,
+    multiple=True,
+    metavar="LIST KIND SQL",
+    help="As above, for campaigns of this list alone; outweighs the general one.",
+)
+@click.option("--apply", is_flag=True, help="Do it. Without it the first batch is tried and taken back.")
+def write_back_command(
+    campaign: Campaign,
+    url: str,
+    bounced: str | None,
+    complained: str | None,
+    unsubscribed: str | None,
+    per_list: tuple[tuple[str, str, str], ...],
+    apply: bool,
+) -> None:
+    """Tell the users table who bounced, complained or unsubscribed, by your own statements.
+
+    They may name :address, :id, :row, :list_id, :reason and :at. First a dry run; then the same line with --apply.
+
+    \b
+    engine write-back --to sqlite:///users.db --bounced "UPDATE users SET daily_newsletter = 0 WHERE email = :address"
+    """
+    plan = campaign.plan()
+    list_id = plan.list_id or ""
+    general = {Kind.BOUNCED: bounced, Kind.COMPLAINED: complained, Kind.UNSUBSCRIBED: unsubscribed}
+    for _, kind, _ in per_list:
+        if kind not in list(Kind):
+            raise click.UsageError(f"{kind!r} is none of {', '.join(Kind)}")
+    given = [("", str(kind), sql) for kind, sql in general.items() if sql] + list(per_list)
+    if not given:
+        raise click.UsageError("give at least one of --bounced, --complained, --unsubscribed")
+    feedback = read_feedback(sorted(campaign.feedback.glob("*.arrows")), plan.campaign_id, plan.rows)
+    whom = people(campaign.report / "recipients.parquet", feedback, plan.campaign_id)
+    target = open_target(url)
+    try:
+        statements = {kind: parse(kind, sql, target.placeholder) for kind, sql in choose(given, list_id).items()}
+        for kind, statement in statements.items():
+            done = write_back(
+                target, campaign.folder / "write-back.sqlite", statement, whom[kind], list_id, apply=apply
+            )
+            _tell_written(done, apply)
+    finally:
+        target.close()
+    if not apply:
+        click.echo("  next: this was a dry run; the same line with --apply does it", err=True)
+
+
+def _tell_written(done: Written, apply: bool) -> None:
+    left = done.people - done.before
+    told = f"{done.kind}: {done.people:,} people, {done.before:,} written before, "
+    if apply:
+        click.echo(f"{told}{done.now:,} written now, {done.changed:,} rows changed")
+        return
+    tried = min(left, BATCH)
+    click.echo(f"{told}{left:,} to write; tried with {tried:,}, which changed {done.changed:,} rows, and taken back")
+    for person in done.examples:
+        click.echo(f"  id={person.id!r} address={shown(person.address)} reason={shown(person.reason)}")
 
 
 def _log_files(sources: tuple[Path, ...]) -> Iterator[Path]:

@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from engine.clock import SystemClock
+from engine.config import load_settings
 from engine.lists import forgetting, suppression_io
 from engine.lists.opening import FORMATS, Reading, open_files
 from engine.lists.prepare import work_folder
@@ -86,7 +87,11 @@ def add(address: tuple[str, ...], scope: str, reason: str | None, source: str, f
 @click.option("--source", default="operator", show_default=True, help="Who takes it back, and why.")
 @_folder_option
 def remove(address: tuple[str, ...], scope: str, source: str, folder: Path) -> None:
-    """Write to ADDRESS again. Only this lifts a suppression: no import does."""
+    """Write to ADDRESS again. Only this lifts a suppression: no import does.
+
+    \b
+    engine suppress remove ann@example.org --scope weekly --source "asked to come back"
+    """
     now = SystemClock().wall_us()
     known = Suppressions(folder, list_id=scope)
     wanted = _canonical(address)
@@ -118,7 +123,11 @@ def import_(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Add every address in FILE (CSV, Parquet, JSON lines). A file that `export` wrote keeps its scopes and reasons."""
+    """Add every address in FILE (CSV, Parquet, JSON lines). A file that `export` wrote keeps its scopes and reasons.
+
+    \b
+    engine suppress import bounces.csv --reason bounce
+    """
     now = SystemClock().wall_us()
     done = []
     with work_folder(folder) as work:
@@ -153,7 +162,11 @@ def import_(
 @click.option("-o", "--output", type=click.Path(path_type=Path), help=".csv or .parquet [default: CSV to stdout]")
 @_folder_option
 def export(output: Path | None, folder: Path) -> None:
-    """Write every entry that holds: address, scope, reason, source, at."""
+    """Write every entry that holds: address, scope, reason, source, at.
+
+    \b
+    engine suppress export -o suppressed.parquet
+    """
     count, text = suppression_io.export(folder, output)
     if output is None:
         click.echo(text, nl=False)
@@ -166,7 +179,11 @@ def export(output: Path | None, folder: Path) -> None:
 @_folder_option
 @click.option("--json", "as_json", is_flag=True)
 def check(address: tuple[str, ...], list_id: str | None, folder: Path, as_json: bool) -> None:
-    """Tell whether ADDRESS is suppressed, and everything that was said about it."""
+    """Tell whether ADDRESS is suppressed, and everything that was said about it.
+
+    \b
+    engine suppress check ann@example.org --list-id weekly
+    """
     names = _canonical(address)
     known = Suppressions(folder, list_id=list_id)
     stopped = dict(zip(names, known.check(names).tolist(), strict=True))
@@ -198,16 +215,23 @@ def check(address: tuple[str, ...], list_id: str | None, folder: Path, as_json: 
     metavar="DAYS",
     help="In place of ADDRESS: turn all entries older than this into hashes.",
 )
+@click.option("--expired", is_flag=True, help="As --older-than, with the campaign's retention_days.")
 @_folder_option
 @click.option("--json", "as_json", is_flag=True)
-def forget(address: tuple[str, ...], files: tuple[Path, ...], days: int | None, folder: Path, as_json: bool) -> None:
+def forget(
+    address: tuple[str, ...], files: tuple[Path, ...], days: int | None, expired: bool, folder: Path, as_json: bool
+) -> None:
     """Erase a person: the address goes, a keyed hash stays, and they are not written to again by mistake.
 
     \b
     engine forget ann@example.org --in list.parquet --in rejects.parquet
     """
-    if bool(address) == bool(days):
-        raise click.UsageError("name ADDRESS, or --older-than DAYS")
+    if sum((bool(address), bool(days), expired)) != 1:
+        raise click.UsageError("name ADDRESS, or give --older-than DAYS, or --expired")
+    if expired:
+        days = load_settings(folder.parent).suppression.retention_days
+        if days is None:
+            raise click.UsageError("the campaign's settings have no retention_days in [suppression]")
     now = SystemClock().wall_us()
     if days:
         done = forgetting.Forgotten(entries=forgetting.forget_older(folder, now - days * 86_400_000_000))
@@ -222,6 +246,6 @@ def forget(address: tuple[str, ...], files: tuple[Path, ...], days: int | None, 
     for file, count in done.rows.items():
         click.echo(f"{count} rows erased in {file}")
     click.echo(
-        "not touched: exports the list was made from, backups, mail servers' logs, send logs written with log_addresses",
+        "not touched: exports the list was made from, backups, mail servers' logs, send logs with log_addresses",
         err=True,
     )

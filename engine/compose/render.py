@@ -1,30 +1,46 @@
-"""A row becomes a message: envelope and content."""
+"""A row becomes a message: envelope and content.
+
+    composer = build_composer(settings, folder, schema)
+    message = composer.compose(row, mailbox, values, now_us)
+
+`compose` belongs to one thread; `compose_many` renders in the caller's thread and signs in a pool. Nothing of a row
+stays behind in memory, but for caches of fixed size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
 
+from engine.compose.fields import Field, RowState, check_unsubscribe_url, header_fields, merged, settings_address
+from engine.compose.htmltext import html_to_text, text_template
 from engine.compose.keys import load_keys
-from engine.config import Settings
-from engine.errors import EngineError, Exit
-from formats.address import Mailbox
-from formats.message import date_value, fold, mailbox_value, qp_fragment, unstructured
+from engine.compose.mime import Files, Hole, Part, Piece, multipart, text_part
+from engine.compose.sandbox import alias, reason_of
+from engine.compose.segments import SegmentBody, Slot
+from engine.compose.sign import Signer, body_form, load_signer
+from engine.compose.template import EXTRAS, Body, Line, Surveyed, TemplateError, Variables, Workshop
+from engine.compose.values import intake_for
+from engine.config import Attachment, Settings, SettingsError
+from formats.address import AddressError, Mailbox, domain_to_ascii
+from formats.dkim import BodyForm, BodyHasher, SignatureTemplate, signature_field, signature_template, signed_names
+from formats.message import decode_qp, qp_fragment
 from formats.verp import TokenMaker
 
-
-class TemplateError(EngineError):
-    """{problem}."""
-
-    exit_code = Exit.TEMPLATE
+_SIGN_CHUNK = 8  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 700 µs
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
-    """Ready for the wire: CRLF everywhere, ends in CRLF, 7-bit, and no line begins with a dot."""
+    """Ready for the wire: CRLF everywhere, ends in CRLF, and no line begins with a dot.
+
+    7-bit, but for a To field that names a UTF-8 local part; then `smtputf8` is true (RFC 6531, 6532).
+    """
 
     return_path: str
     recipient: str
@@ -41,73 +57,450 @@ class RowProblem(Exception):
         self.detail = detail
 
 
+class Draft:
+    """A message but for its signatures."""
+
+    __slots__ = ("body", "digests", "head", "mailbox", "return_path", "unsigned")
+
+    def __init__(self, return_path: str, mailbox: Mailbox, head: bytes, body: bytes) -> None:
+        self.return_path, self.mailbox, self.head, self.body = return_path, mailbox, head, body
+        self.unsigned: list[str] = []
+        self.digests: list[bytes] = []
+
+    def finish(self, signatures: Sequence[bytes]) -> Message:
+        """The message, with its signatures in front."""
+        content = self.head
+        if signatures:
+            signed = [signature_field(field, one) for field, one in zip(self.unsigned, signatures, strict=True)]
+            content = b"".join(["".join(signed).encode("ascii"), self.head, self.body])
+        mailbox = self.mailbox
+        return Message(self.return_path, f"{mailbox.local}@{mailbox.domain}", content, mailbox.needs_smtputf8)
+
+
 class Composer:
-    """Composes a campaign's messages (first, thin version)."""
+    """Composes a campaign's messages. `columns` are what `compose` wants of a row, in this order."""
 
-    columns: tuple[str, ...]
-    fingerprint: str
-
-    def __init__(self, settings: Settings, folder: Path, schema: pa.Schema, tokens: TokenMaker) -> None:
-        import hashlib
-
-        from jinja2 import meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        env = ImmutableSandboxedEnvironment(finalize=lambda v: "" if v is None else v)
-        html = ImmutableSandboxedEnvironment(autoescape=True, finalize=lambda v: "" if v is None else v)
+    def __init__(
+        self,
+        *,
+        columns: tuple[str, ...],
+        fingerprint: str,
+        warnings: tuple[str, ...],
+        settings: Settings,
+        tokens: TokenMaker,
+        fields: Sequence[Field],
+        pieces: Sequence[Piece],
+        bodies: dict[Hole, Body],
+        lines: dict[str, Line],
+        row_attachments: Sequence[tuple[int, Attachment]],
+        files: Files,
+        intakes: Sequence[tuple[str, Callable[[Any], Any]]],
+        variables: Variables,
+        extras: frozenset[str],
+        signers: Sequence[tuple[Signer, SignatureTemplate]],
+        is_test: bool,
+    ) -> None:
+        self.columns = columns
+        self.fingerprint = fingerprint
+        self.warnings = warnings
         message = settings.message
-        sources = [
-            message.subject,
-            *((folder / name).read_text("utf-8") for name in (message.text, message.html) if name),
-        ]
-        names = set().union(*(meta.find_undeclared_variables(env.parse(source)) for source in sources))
-        if message.to_name:
-            names |= meta.find_undeclared_variables(env.parse(message.to_name))
-        self.columns = tuple(name for name in schema.names if name in names)
-        self.fingerprint = hashlib.sha256("\0".join(sources).encode()).hexdigest()
-        self._message, self._tokens = message, tokens
-        self._subject = env.from_string(message.subject)
-        self._to = env.from_string(message.to_name or "")
-        path = message.html or message.text
-        assert path
-        self._kind = "html" if message.html else "plain"
-        self._body = (html if message.html else env).from_string((folder / path).read_text("utf-8"))
+        self._tokens, self._is_test = tokens, is_test
+        self._return_path = str(settings_address("return_path", message.return_path)) if message.return_path else None
+        self._return_domain = _return_domain(settings)
+        self._fields = merged(fields)
+        self._bodies, self._lines = bodies, lines
+        self._row_attachments, self._files = row_attachments, files
+        self._intakes, self._globals, self._extras = intakes, variables, extras
+        self._needs_variables = any(body.segments is None for body in bodies.values()) or any(
+            line.needs_variables for line in lines.values()
+        )
+        self._url = (message.unsubscribe_url or "").partition("{token}")
+        self._fixed_extras = (settings.campaign.id, settings.campaign.list_id)
+        self._pieces = tuple(pieces)
+        canonical = any(template.body_form == "relaxed" for _, template in signers)
+        self._segment_body = _segment_body(pieces, bodies, canonical=canonical)
+        self._boundary_line = ""
+        if row_attachments:
+            closing = pieces[-1]
+            assert isinstance(closing, str)
+            self._boundary_line = closing.removesuffix("--\r\n") + "\r\n"
+        prefix = pieces[0] if pieces and isinstance(pieces[0], str) else ""
+        after = pieces[1] if prefix and len(pieces) > 1 else (pieces[0] if pieces else "")
+        if isinstance(after, Hole) and after in bodies:
+            prefix += bodies[after].leading
+        self._signers = tuple(signers)
+        forms: set[BodyForm] = {template.body_form for _, template in signers}
+        self._hashers = {form: BodyHasher(prefix.encode("ascii"), form) for form in forms}
+
+    # --- one message
 
     def compose(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Message:
-        """The message of the row; raises RowProblem."""
-        message_id, return_path, token = self._tokens.strings(row)
-        sender = self._message.from_address
-        domain = self._message.return_path_domain or sender.rpartition("@")[2]
-        fields = dict(zip(self.columns, values, strict=True))
-        url = (self._message.unsubscribe_url or "").replace("{token}", token)
-        try:
-            head = [
-                fold("Date", date_value(now_us // 1_000_000)),
-                fold("From", mailbox_value(sender, self._message.from_name)),
-                fold("To", mailbox_value(str(mailbox), self._to.render(fields))),
-                fold("Subject", unstructured(self._subject.render(fields))),
-                fold("Message-ID", f"<{message_id}@{domain}>"),
-                *([fold("List-Unsubscribe", f"<{url}>")] if url else []),
-                fold("MIME-Version", "1.0"),
-                fold("Content-Type", f"text/{self._kind}; charset=utf-8"),
-                fold("Content-Transfer-Encoding", "quoted-printable"),
-            ]
-            body = qp_fragment(self._body.render(fields, unsubscribe_url=url))
-        except Exception as problem:
-            raise RowProblem("render", str(problem)) from problem
-        content = ("".join(head) + "\r\n" + (body or "\r\n")).encode()
-        return Message(
-            self._message.return_path or f"{return_path}@{domain}", str(mailbox), content, mailbox.needs_smtputf8
+        """The message of `row` for an attempt at `now_us`; raises RowProblem."""
+        draft = self.draft(row, mailbox, values, now_us)
+        return draft.finish(
+            [signer.sign(digest) for (signer, _), digest in zip(self._signers, draft.digests, strict=True)]
         )
+
+    def draft(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Draft:
+        """The message but for its signatures, which are the expensive part; raises RowProblem."""
+        try:
+            return self._draft(row, mailbox, values, now_us)
+        except RowProblem:
+            raise
+        except Exception as problem:
+            # Whatever a template or a value does belongs to its row, never to the process.
+            raise RowProblem("render", reason_of(problem)) from problem
+
+    def _draft(self, row: int, mailbox: Mailbox, values: Sequence[Any], now_us: int) -> Draft:
+        message_id, bounce, token = self._tokens.strings(row)
+        state = RowState()
+        state.mailbox, state.token, state.now_s = mailbox, token, now_us // 1_000_000
+        # Providers drop a second message of one Message-ID: a test is sent again on purpose.
+        state.message_id = f"{message_id}.{now_us:x}" if self._is_test else message_id
+        state.values, state.variables, state.subject = values, {}, None
+        if self._extras:
+            self._add_extras(state, row)
+        if self._needs_variables:
+            self._add_variables(state)
+        if self._extras:
+            self._add_lines(state)
+        return_path = self._return_path or f"{bounce}@{self._return_domain}"
+        if not self._signers:
+            written: list[str] = []
+            for field in self._fields:
+                if isinstance(field, tuple):
+                    written.append(field[0])
+                elif value := field.make(state):  # type: ignore[misc]  # merged() leaves only fields with makers
+                    written.append(field.write(value))
+            written.append("\r\n")
+            written += self._body(state)
+            return Draft(return_path, mailbox, "".join(written).encode(), b"")
+        return self._signable(state, return_path)
+
+    def _signable(self, state: RowState, return_path: str) -> Draft:
+        written: list[str] = []
+        relaxed: list[str] = []
+        for field in self._fields:
+            if isinstance(field, tuple):
+                written.append(field[0])
+                relaxed.append(field[1])
+            elif value := field.make(state):  # type: ignore[misc]
+                written.append(field.write(value))
+                relaxed.append(field.relaxed(value))
+        written.append("\r\n")
+        body = "".join(self._body(state)).encode("ascii")
+        draft = Draft(return_path, state.mailbox, "".join(written).encode(), body)
+        hashes = {form: hasher.digest(body) for form, hasher in self._hashers.items()}
+        covered = "".join(relaxed)
+        for _, template in self._signers:
+            unsigned, canonical = template.unsigned(state.now_s, hashes[template.body_form])
+            draft.unsigned.append(unsigned)
+            draft.digests.append(hashlib.sha256((covered + canonical).encode()).digest())
+        return draft
+
+    def _body(self, state: RowState) -> list[str]:
+        """The body's pieces, in order."""
+        values = state.values
+        if self._segment_body is not None:
+            return self._segment_body.fill(values)
+        filled: dict[Hole, list[str]] = {}
+        out: list[str] = []
+        if Hole.HTML in self._bodies and Hole.TEXT not in self._bodies and Hole.TEXT in self._pieces:
+            filled[Hole.HTML] = list(self._bodies[Hole.HTML].fill(values, state.variables))
+            filled[Hole.TEXT] = [qp_fragment(html_to_text(decode_qp("".join(filled[Hole.HTML]))))]
+        for piece in self._pieces:
+            if isinstance(piece, str):
+                out.append(piece)
+            elif piece is Hole.ATTACHMENTS:
+                out.append(self._attachments(state))
+            elif piece in filled:
+                out += filled[piece]
+            else:
+                out += self._bodies[piece].fill(values, state.variables)
+        return out
+
+    def _attachments(self, state: RowState) -> str:
+        out = []
+        for index, attachment in self._row_attachments:
+            path = state.values[index]
+            if path is None or path == "":
+                continue
+            try:
+                out.append(f"{self._boundary_line}{self._files.of_row(str(path), attachment)}\r\n")
+            except OSError as problem:
+                raise RowProblem("render", f"attachment {str(path)!r}: {problem.strerror or problem}") from None
+            except Exception as problem:
+                raise RowProblem("render", f"attachment {str(path)!r}: {problem}") from None
+        return "".join(out)
+
+    # --- what templates see
+
+    def _add_extras(self, state: RowState, row: int) -> None:
+        before, marker, after = self._url
+        url = f"{before}{state.token}{after}" if marker else None
+        state.values = [*state.values, url, *self._fixed_extras, row, str(state.mailbox), None, None]
+
+    def _add_variables(self, state: RowState) -> None:
+        variables = state.variables = self._globals.copy()
+        values = state.values
+        for index, (name, take) in enumerate(self._intakes):
+            value = values[index]
+            variables[name] = value if type(value) is str and "\r" not in value else take(value)
+        if self._extras:
+            for name, value in zip(EXTRAS, values[len(self.columns) :], strict=True):
+                if name in self._extras:
+                    variables[name] = value
+
+    def _add_lines(self, state: RowState) -> None:
+        """Subject and preheader, which bodies may show; after the rest, for they are templates too."""
+        for name in ("subject", "preheader"):
+            if name in self._extras and name in self._lines:
+                text = self._lines[name].text(state.values, state.variables)
+                state.values[len(self.columns) + EXTRAS.index(name)] = text  # type: ignore[index]  # a list by now
+                if self._needs_variables:
+                    state.variables[name] = text
+                if name == "subject":
+                    state.subject = text
+
+    # --- many messages
+
+    def compose_many(
+        self,
+        rows: Iterable[tuple[int, Mailbox, Sequence[object]]],
+        now_us: int,
+        executor: Executor | None = None,
+    ) -> list[Message | RowProblem]:
+        """The messages of `rows` in order.
+
+        With an executor of threads, signatures are made there while the next rows are rendered here.
+        """
+        drafts: list[Draft | RowProblem] = []
+        chunk: list[Draft] = []
+        waiting: list[Future[list[list[bytes]]]] = []
+        for row, mailbox, values in rows:
+            try:
+                draft = self.draft(row, mailbox, values, now_us)
+            except RowProblem as problem:
+                drafts.append(problem)
+                continue
+            drafts.append(draft)
+            if executor is not None and self._signers:
+                chunk.append(draft)
+                if len(chunk) == _SIGN_CHUNK:
+                    waiting.append(executor.submit(self._sign, chunk))
+                    chunk = []
+        if executor is not None and chunk:
+            waiting.append(executor.submit(self._sign, chunk))
+        signatures: Iterator[list[bytes]]
+        if executor is None:
+            signatures = (one for draft in drafts if isinstance(draft, Draft) for one in self._sign([draft]))
+        else:
+            signatures = (one for future in waiting for one in future.result())
+        return [
+            draft if isinstance(draft, RowProblem) else draft.finish(next(signatures) if self._signers else [])
+            for draft in drafts
+        ]
+
+    def _sign(self, drafts: Sequence[Draft]) -> list[list[bytes]]:
+        signers = [signer for signer, _ in self._signers]
+        return [
+            [signer.sign(digest) for signer, digest in zip(signers, draft.digests, strict=True)] for draft in drafts
+        ]
+
+
+def _segment_body(pieces: Sequence[Piece], bodies: dict[Hole, Body], *, canonical: bool) -> SegmentBody | None:
+    """The whole body as segments, where no part needs more than that."""
+    parts: list[str | Slot] = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            parts.append(piece)
+        elif piece not in bodies or (segments := bodies[piece].segments) is None:
+            return None
+        else:
+            parts += segments
+    return SegmentBody(parts, canonical=canonical)
+
+
+def _return_domain(settings: Settings) -> str:
+    message = settings.message
+    if not message.return_path_domain:
+        return settings_address("from_address", message.from_address).domain
+    try:
+        return domain_to_ascii(message.return_path_domain)
+    except AddressError as problem:
+        raise SettingsError(file="campaign.toml", problem=f"message.return_path_domain: {problem}") from None
 
 
 def build_composer(
-    settings: Settings, folder: Path, schema: pa.Schema, *, generation: Literal["live", "test"] = "live"
+    settings: Settings,
+    folder: Path,
+    schema: pa.Schema,
+    *,
+    generation: Literal["live", "test"] = "live",
+    key_id: str | None = None,
 ) -> Composer:
-    """The campaign's composer; raises EngineError (Exit.TEMPLATE, Exit.KEYS)."""
+    """The campaign's composer. `key_id` is the plan's; without one the ring's current key is used.
+
+    Raises TemplateError (unknown column, syntax, files missing or outside the folder), KeysError, DkimKeyError,
+    SettingsError.
+    """
+    message = settings.message
     ring = load_keys(folder / settings.keys.file)
-    tokens = TokenMaker(settings.campaign.id, ring.current_id, ring.key(), is_test=generation == "test")
-    try:
-        return Composer(settings, folder, schema, tokens)
-    except OSError as problem:
-        raise TemplateError(problem=str(problem)) from None
+    chosen = key_id or ring.current_id
+    tokens = TokenMaker(settings.campaign.id, chosen, ring.key(chosen), is_test=generation == "test")
+    canonical = any(table.canonicalization == "relaxed/relaxed" for table in settings.dkim)
+    shop = Workshop(
+        folder, message.language, message.timezone, canonical=canonical, preheader=message.preheader is not None
+    )
+    bodies, warnings = _survey_bodies(settings, shop)
+    lines = _survey_lines(settings, shop)
+    row_attached = [attachment for attachment in message.attachments if attachment.column]
+    names: dict[str, tuple[str, int]] = {}
+    for surveyed in (*bodies.values(), *lines.values()):
+        surveyed.check(schema)
+        names |= surveyed.names
+    for attachment in row_attached:
+        if attachment.column not in schema.names:
+            raise TemplateError(
+                place="campaign.toml [[message.attachments]]", problem=f"the list has no column {attachment.column!r}"
+            )
+    wanted = names.keys() | {alias(attachment.column or "") for attachment in row_attached}
+    columns = tuple(column for column in schema.names if alias(column) in wanted)
+    extras = frozenset(name for name in names if name in EXTRAS and name not in map(alias, columns))
+    if "unsubscribe_url" in extras and not message.unsubscribe_url:
+        file, line = names["unsubscribe_url"]
+        raise TemplateError(
+            place=f"{file} line {line}", problem="names unsubscribe_url, and [message] unsubscribe_url is not set"
+        )
+    if message.unsubscribe_url:
+        check_unsubscribe_url(message.unsubscribe_url)
+    _refuse_circles(lines, extras)
+    places = {name: len(columns) + place for place, name in enumerate(EXTRAS)}
+    places |= {alias(column): place for place, column in enumerate(columns)}
+    plain = frozenset(alias(column) for column in columns if _is_scalar(schema.field(column).type)) | extras
+    compiled = {hole: Body(surveyed, places, plain) for hole, surveyed in bodies.items()}
+    compiled_lines = {key: Line(surveyed, places, plain) for key, surveyed in lines.items()}
+    files = Files(shop.files)
+    part = _structure(settings, compiled, files, has_row_parts=bool(row_attached))
+    fields = header_fields(message, compiled_lines, [("Content-Type", part.content_type), *part.fields])
+    return Composer(
+        columns=columns,
+        fingerprint=_fingerprint(shop.sources, files.read),
+        warnings=tuple(warnings),
+        settings=settings,
+        tokens=tokens,
+        fields=fields,
+        pieces=part.pieces,
+        bodies=compiled,
+        lines=compiled_lines,
+        row_attachments=[(places[alias(one.column or "")], one) for one in row_attached],
+        files=files,
+        intakes=[(alias(column), intake_for(column, schema.field(column).type)) for column in columns],
+        variables=shop.globals(),
+        extras=extras,
+        signers=_signers(settings, folder, fields),
+        is_test=generation == "test",
+    )
+
+
+def _survey_bodies(settings: Settings, shop: Workshop) -> tuple[dict[Hole, Surveyed], list[str]]:
+    message = settings.message
+    bodies: dict[Hole, Surveyed] = {}
+    warnings: list[str] = []
+    if message.text:
+        bodies[Hole.TEXT] = shop.text_body(message.text)
+    if message.html:
+        bodies[Hole.HTML] = shop.html_body(message.html)
+        if not message.text and message.text_from_html:
+            source = text_template(shop.files.sources.get(message.html) or shop.sources[message.html])
+            if source is not None:
+                try:
+                    bodies[Hole.TEXT] = shop.text_body(f"{message.html} as text", source)
+                except TemplateError:
+                    source = None
+            if source is None:
+                warnings.append(
+                    f"{message.html}: the text part is made from the finished HTML of each row, which costs some "
+                    "milliseconds a message; a text template of its own ([message] text) costs microseconds"
+                )
+    if not bodies:
+        raise SettingsError(file="campaign.toml", problem="message: neither `text` nor `html` names a template")
+    return bodies, warnings
+
+
+def _survey_lines(settings: Settings, shop: Workshop) -> dict[str, Surveyed]:
+    message = settings.message
+    sources = {
+        "subject": message.subject,
+        "from_name": message.from_name,
+        "to_name": message.to_name,
+        "preheader": message.preheader,
+        **{f"headers.{name}": value for name, value in message.headers.items()},
+    }
+    return {key: shop.line(f"message.{key}", source) for key, source in sources.items() if source is not None}
+
+
+def _refuse_circles(lines: dict[str, Surveyed], extras: frozenset[str]) -> None:
+    for key in ("subject", "preheader"):
+        if key in lines:
+            for name in ("subject", "preheader") if key == "subject" else ("preheader",):
+                if name in lines[key].names and name in extras:
+                    raise TemplateError(place=f"campaign.toml, message.{key}", problem=f"{key} cannot show {name}")
+
+
+def _is_scalar(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return _is_scalar(kind.value_type)
+    return not pa.types.is_nested(kind)
+
+
+def _structure(settings: Settings, bodies: dict[Hole, Body], files: Files, *, has_row_parts: bool) -> Part:
+    message = settings.message
+    key = hashlib.sha256(settings.campaign.id.encode()).hexdigest()[:20]
+    part: Part | None = None
+    if message.html:
+        part = text_part(Hole.HTML)
+        if message.inline:
+            images = [files.inline(image) for image in message.inline]
+            part = multipart("related", f"=_r{key}", [part, *images], more=' type="text/html";')
+    if Hole.TEXT in bodies or (message.html and message.text_from_html):
+        text = text_part(Hole.TEXT)
+        part = text if part is None else multipart("alternative", f"=_a{key}", [text, part])
+    assert part is not None
+    fixed = [files.attached(one) for one in message.attachments if one.path]
+    for one in message.attachments:
+        if bool(one.path) == bool(one.column):
+            raise SettingsError(file="campaign.toml", problem="message.attachments: give either `path` or `column`")
+    if fixed or has_row_parts:
+        part = multipart("mixed", f"=_m{key}", [part, *fixed], has_row_parts=has_row_parts)
+    return part
+
+
+def _signers(settings: Settings, folder: Path, fields: Sequence[Field]) -> list[tuple[Signer, SignatureTemplate]]:
+    signers = []
+    for number, table in enumerate(settings.dkim):
+        if number and not table.also:
+            continue
+        signer = load_signer(table, folder)
+        try:
+            domain = domain_to_ascii(table.domain)
+        except AddressError as problem:
+            raise SettingsError(file="campaign.toml", problem=f"dkim.domain: {problem}") from None
+        if not all(label.replace("-", "").replace("_", "").isalnum() for label in table.selector.split(".")):
+            raise SettingsError(file="campaign.toml", problem=f"dkim.selector: {table.selector!r} is no DNS name")
+        template = signature_template(
+            domain=domain,
+            selector=table.selector,
+            algorithm=signer.algorithm,
+            body_form=body_form(table),
+            signed=signed_names(field.name for field in fields if field.make or field.value),
+        )
+        signers.append((signer, template))
+    return signers
+
+
+def _fingerprint(sources: dict[str, str], files: dict[str, bytes]) -> str:
+    digest = hashlib.sha256()
+    for name, content in sorted({**{n: s.encode() for n, s in sources.items()}, **files}.items()):
+        digest.update(f"{len(name.encode())}:{name}:{len(content)}:".encode() + content)
+    return digest.hexdigest()

@@ -17,8 +17,9 @@ import pyarrow as pa
 from jinja2 import Template, TemplateNotFound, TemplateSyntaxError, meta, nodes
 
 from engine.compose.filters import make_filters
-from engine.compose.fragments import Encode, FragmentBox, PlainBox
+from engine.compose.fragments import FragmentBox, PlainBox, context_over
 from engine.compose.sandbox import COLUMNS, FolderLoader, OutsideFolder, alias
+from engine.compose.segments import Slot
 from engine.compose.values import text_of
 from engine.errors import EngineError, Exit
 
@@ -165,15 +166,6 @@ def _refused(error: Exception, place: str) -> EngineError:
     return TemplateError(place=place, problem=getattr(error, "message", None) or str(error))
 
 
-class Slot:
-    """A place for one value: which one, and what stands there for a null."""
-
-    __slots__ = ("at", "default", "index")
-
-    def __init__(self, at: int, index: int, default: str) -> None:
-        self.at, self.index, self.default = at, index, default
-
-
 Variables = dict[str, Any]
 
 
@@ -186,45 +178,27 @@ class Body:
         self._box = box
         self._render = surveyed.template.root_render_func
         self._template = surveyed.template
-        self._encode: Encode = box.encode_html if box.autoescape else box.encode_text
+        is_html = box.autoescape is True
+        encode = box.encode_html if is_html else box.encode_text
         parts = _segments(surveyed.tree, plain)
-        self.segments: list[str] | None = None
-        self.slots: tuple[tuple[int, int, str], ...] = ()
+        self.segments: list[str | Slot] | None = None
         if parts is not None:
-            self._compile_segments(parts, places)
-
-    def _compile_segments(self, parts: Sequence[str | tuple[str, str]], places: Mapping[str, int]) -> None:
-        segments: list[str] = []
-        slots = []
-        for part in parts:
-            if isinstance(part, str):
-                segments.append(self._box.encode_static(part))
-            else:
-                slots.append((len(segments), places[part[0]], self._encode(part[1])))
-                segments.append("")
-        self.segments, self.slots = segments, tuple(slots)
+            self.segments = [
+                box.encode_static(part) if isinstance(part, str) else Slot(places[part[0]], part[1], is_html, encode)
+                for part in parts
+            ]
 
     @property
     def leading(self) -> str:
         """The static fragment every row begins with; "" where that is not known."""
-        return self.segments[0] if self.segments and not (self.slots and self.slots[0][0] == 0) else ""
-
-    @property
-    def needs_variables(self) -> bool:
-        """False where `fill` looks at `values` alone."""
-        return self.segments is None
+        return self.segments[0] if self.segments and isinstance(self.segments[0], str) else ""
 
     def fill(self, values: Sequence[Any], variables: Variables) -> Iterable[str]:
-        """The fragments of a row, in order."""
+        """The fragments of a row, in order. `values` serve a body of segments, `variables` any other."""
         if self.segments is not None:
-            filled = self.segments.copy()
-            encode = self._encode
-            for at, index, default in self.slots:
-                value = values[index]
-                filled[at] = default if value is None or value != value else encode(value)
-            return filled
+            return [part if isinstance(part, str) else part.fragment(values) for part in self.segments]
         self._box.begin()
-        return self._render(self._template.new_context(variables, shared=True))
+        return self._render(context_over(self._template, variables))
 
 
 class Line:
@@ -234,32 +208,30 @@ class Line:
         self._box = surveyed.box
         self._template = surveyed.template
         parts = _segments(surveyed.tree, plain)
-        self._parts: tuple[tuple[str, int, str], ...] | None = None
-        if parts is not None:
-            # (text, -1, "") static; ("", index, default) a value
-            self._parts = tuple((p, -1, "") if isinstance(p, str) else ("", places[p[0]], p[1]) for p in parts)
-        self.fixed = "".join(p[0] for p in self._parts) if self._parts and all(p[1] < 0 for p in self._parts) else None
-        if self._parts == ():
-            self.fixed = ""
-
-    @property
-    def needs_variables(self) -> bool:
-        """False where `text` looks at `values` alone."""
-        return self._parts is None
+        self.needs_variables = parts is None
+        self._static: list[str] = []
+        self._slots: list[tuple[int, int, str]] = []
+        for part in parts or ():
+            if isinstance(part, str):
+                self._static.append(part)
+            else:
+                self._slots.append((len(self._static), places[part[0]], part[1]))
+                self._static.append("")
+        self.fixed = "".join(self._static) if parts is not None and not self._slots else None
 
     def text(self, values: Sequence[Any], variables: Variables) -> str:
-        """The field's text for a row, not yet encoded."""
-        if self._parts is not None:
-            out = []
-            for static, index, default in self._parts:
-                if index < 0:
-                    out.append(static)
-                else:
-                    value = values[index]
-                    out.append(default if value is None or value != value else str(text_of(value)))
-            return "".join(out)
-        self._box.begin()
-        return "".join(self._template.root_render_func(self._template.new_context(variables, shared=True)))
+        """The field's text for a row, not yet encoded. `values` serve texts and values alone, `variables` the rest."""
+        if self.needs_variables:
+            self._box.begin()
+            return "".join(self._template.root_render_func(context_over(self._template, variables)))
+        out = self._static.copy()
+        for at, index, default in self._slots:
+            value = values[index]
+            if type(value) is str:
+                out[at] = value
+            else:
+                out[at] = default if value is None or value != value else str(text_of(value))
+        return "".join(out)
 
 
 def _segments(tree: nodes.Template, plain: frozenset[str]) -> list[str | tuple[str, str]] | None:

@@ -90,7 +90,15 @@ def _intake(kind: pa.DataType) -> Intake:
         )
     if pa.types.is_struct(kind):
         fields = {field.name: _nullable(_intake(field.type)) for field in kind}
-        return lambda struct: {name: fields.get(name, _same)(value) for name, value in struct.items()}
+
+        def take(struct: dict[str, Any]) -> dict[str, Any]:
+            # Most structs are plain text and whole numbers, and can be used as they are.
+            for value in struct.values():
+                if type(value) is not int and (type(value) is not str or "\r" in value):
+                    return {name: fields.get(name, _same)(value) for name, value in struct.items()}
+            return struct
+
+        return take
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         item = _nullable(_intake(kind.value_type))
         return lambda items: [item(value) for value in items]

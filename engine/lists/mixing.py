@@ -88,12 +88,12 @@ def mixed(
     base = 0
     for rows in _rows_of_each(stretch, stretches):
         key = _first_key(rank[rows], domains[rows], offset, counts)
-        rows = rows[np.argsort(key, kind="stable")]
+        rows = rows[_in_order(key)]
         groups = second[domains[rows]]
         within = np.bincount(groups, minlength=len(second_offset)).astype(np.float64)
         again = ranks(groups, np.zeros(len(second_offset), dtype=np.uint32))
         key = (again + second_offset[groups]) / within[groups]
-        places[rows[np.argsort(key, kind="stable")]] = np.arange(base, base + len(rows), dtype=np.uint32)
+        places[rows[_in_order(key)]] = np.arange(base, base + len(rows), dtype=np.uint32)
         base += len(rows)
     return places
 
@@ -103,6 +103,18 @@ def _first_key(
 ) -> npt.NDArray[np.float64]:
     key: npt.NDArray[np.float64] = (rank + offset[domains]) / np.maximum(counts, 1)[domains]
     return key
+
+
+def _in_order(key: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """The order of keys in [0, 1]: a stable argsort by their first 40 bits or more.
+
+    Sorting numbers that hold key and place takes less than half of an argsort, and is the same on every machine.
+    """
+    bits = max(1, len(key).bit_length())
+    packed = (key * 2.0 ** (63 - bits)).astype(np.uint64) << np.uint64(bits)
+    packed |= np.arange(len(key), dtype=np.uint64)
+    packed.sort()
+    return (packed & np.uint64((1 << bits) - 1)).astype(np.int64)
 
 
 def _second_groups(of_domain: Groups, counts: npt.NDArray[np.uint32], total: int) -> Groups:

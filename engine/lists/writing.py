@@ -146,7 +146,7 @@ def write_in_memory(
     rows = np.flatnonzero(places != NOWHERE)
     order[places[rows]] = rows
     del rows
-    frame = _collected(listed)
+    frame = _in_one_piece(_collected(listed))
     rejected.take(frame.get_column(address), 0, status)
     piece_rows = max(1, _PIECE_ROWS // row_group_rows) * row_group_rows
     for start in range(0, kept, piece_rows):
@@ -160,6 +160,11 @@ def _collected(listed: pl.LazyFrame) -> pl.DataFrame:
         return listed.collect(engine="streaming")
     except pl.exceptions.PolarsError as problem:
         raise ListUnreadable(file="the list", problem=problem) from None
+
+
+def _in_one_piece(frame: pl.DataFrame) -> pl.DataFrame:
+    """Gathering from ten pieces takes eight times as long (measured). One column at a time is held twice."""
+    return pl.DataFrame([frame.drop_in_place(name).rechunk() for name in list(frame.columns)])
 
 
 def write_by_buckets(
@@ -206,8 +211,10 @@ class _Buckets:
             return
         kept = kept[np.argsort(places[kept], kind="stable")]
         placed = places[kept]
-        frame = batch.select(pl.all().gather(pl.Series(kept.astype(np.uint32)))).with_columns(
-            pl.Series(_PLACE, placed), pl.Series(_NUMBER, domains[kept])
+        frame = (
+            batch.rechunk()
+            .select(pl.all().gather(pl.Series(kept.astype(np.uint32))))
+            .with_columns(pl.Series(_PLACE, placed), pl.Series(_NUMBER, domains[kept]))
         )
         bucket = placed // np.uint32(self._rows)
         edges = np.flatnonzero(np.concatenate(([True], bucket[1:] != bucket[:-1], [True])))
@@ -235,7 +242,7 @@ class _Buckets:
             assert isinstance(frame, pl.DataFrame)
             self._path(bucket).unlink()
             by = np.argsort(frame.get_column(_PLACE).to_numpy())
-            frame = frame.select(pl.all().gather(pl.Series(by.astype(np.uint32))))
+            frame = frame.rechunk().select(pl.all().gather(pl.Series(by.astype(np.uint32))))
             yield frame.drop(_PLACE, _NUMBER), frame.get_column(_NUMBER).to_numpy()
 
 

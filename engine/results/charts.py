@@ -73,11 +73,12 @@ def pictures(summary: Summary) -> list[Picture]:
                     lambda width: _lines(_shares(timeline), "deferred share", ".0%", width),
                 )
             )
-        if any(series.connections for series in timeline.series):
+        told = ", ".join(series.provider for series in timeline.series if series.connections)
+        if told:
             found.append(
                 _picture(
                     "Connections over time",
-                    f"Connections allowed, as the throttle's events tell, for {names}.",
+                    f"Connections allowed, as the throttle's events tell, for {told}.",
                     lambda width: _lines(_connections(timeline), "connections", "d", width, steps=True),
                 )
             )
@@ -131,9 +132,8 @@ def _outcomes(summary: Summary, width: int) -> Any:
     most = max(summary.outcomes.values()) or 1
     base = alt.Chart(_data(values)).encode(
         y=alt.Y("outcome:N", sort=list(HEADS.values()), title=None),
-        x=alt.X(
-            "rows:Q", title="rows", axis=alt.Axis(format="~s", tickCount=4), scale=alt.Scale(domain=[0, most * 1.25])
-        ),
+        # The labels say the numbers; an axis would say them again. Room on the right is for the longest label.
+        x=alt.X("rows:Q", axis=None, scale=alt.Scale(domain=[0, most * 1.3])),
     )
     colours = alt.Scale(domain=list(HEADS.values()), range=list(OUTCOME_COLOURS.values()))
     bars = base.mark_bar().encode(color=alt.Color("outcome:N", scale=colours, legend=None))
@@ -155,14 +155,15 @@ def _lines(values: list[dict[str, Any]], title: str, number: str, width: int, *,
     dash = alt.StrokeDash(
         "provider:N", sort=names, scale=alt.Scale(domain=names, range=dashes[: len(names)]), legend=legend
     )
+    times = [int(value["at"]) for value in values]
+    clock = "%H:%M" if max(times) - min(times) < 36 * 3_600_000 else "%d %b %H:%M"
+    ticks = (6 if width == WIDE else 3) if clock == "%H:%M" else (5 if width == WIDE else 2)
     chart = alt.Chart(_data(values)).mark_line(
         interpolate="step-after" if steps else "linear", point=len(values) <= 12 * len(names)
     )
     return _dressed(
         chart.encode(
-            x=alt.X(
-                "at:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(tickCount=6 if width == WIDE else 3)
-            ),
+            x=alt.X("at:T", title=None, scale=alt.Scale(type="utc"), axis=alt.Axis(tickCount=ticks, format=clock)),
             y=alt.Y("value:Q", title=title, axis=alt.Axis(format=number, tickCount=5)),
             color=colour,
             strokeDash=dash,

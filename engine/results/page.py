@@ -29,7 +29,8 @@ def render_page(summary: Summary, campaign: str = "") -> str:
     return template.render(
         s=summary,
         heads={str(outcome): head for outcome, head in HEADS.items()},
-        steps=next_steps(summary, campaign),
+        # Every second part stands between backticks: a command.
+        steps=[step.split("`") for step in next_steps(summary, campaign)],
         pictures=charts.pictures(summary) if has_charts else [],
         has_charts=has_charts,
         verdicts=_VERDICTS,

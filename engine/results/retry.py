@@ -32,7 +32,9 @@ class NothingToRetry(EngineError):
     """{file} cannot be read: {problem}."""
 
     exit_code = Exit.USAGE
-    hint = "run `engine merge-logs`; it writes the file, unless a shared store was not asked and unsent rows are unknown."
+    hint = (
+        "run `engine merge-logs`; it writes the file, unless a shared store was not asked and unsent rows are unknown."
+    )
 
 
 class ListUnwritable(EngineError):

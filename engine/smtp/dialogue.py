@@ -36,127 +36,33 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
-import msgspec
-
+from engine.smtp.values import (
+    Accepted,
+    Event,
+    InDoubt,
+    Lost,
+    Manner,
+    Offer,
+    Outgoing,
+    Patience,
+    Refused,
+    Stage,
+)
 from formats.reply import CODES, Reply, parse_reply
 
-
-class Stage(StrEnum):
-    """Where in a conversation something happened. DOT is the end of the content, by dot or by BDAT LAST."""
-
-    CONNECT = "connect"
-    GREETING = "greeting"
-    EHLO = "ehlo"
-    STARTTLS = "starttls"
-    AUTH = "auth"
-    MAIL = "mail"
-    RCPT = "rcpt"
-    DATA = "data"
-    DOT = "dot"
-    RSET = "rset"
-    QUIT = "quit"
-
-
-class Outgoing(msgspec.Struct, gc=False):
-    """One message to one recipient, ready for the wire.
-
-    `ticket` is the caller's number for it. `content` is complete, with CRLF line ends. `dot_free` is the caller's
-    promise that no line begins with a dot; without it the dialogue looks, which costs 6 µs for 20 KB.
-    """
-
-    ticket: int
-    return_path: str
-    recipient: str
-    content: bytes
-    smtputf8: bool = False
-    dot_free: bool = False
-
-
-class Accepted(msgspec.Struct, frozen=True, gc=False):
-    """The server took responsibility: 2xx to the end of the content."""
-
-    ticket: int
-    reply: Reply
-
-
-class Refused(msgspec.Struct, frozen=True, gc=False):
-    """4xx or 5xx to this message's MAIL, RCPT, DATA or DOT. Whether it is about the recipient is judged elsewhere."""
-
-    ticket: int
-    stage: Stage
-    reply: Reply
-
-
-class Lost(msgspec.Struct, frozen=True, gc=False):
-    """Not sent, nobody's fault: safe to send again, no attempt counted. `reply` is the server's last word, if any."""
-
-    ticket: int
-    stage: Stage
-    why: str
-    reply: Reply | None = None
-
-
-class InDoubt(msgspec.Struct, frozen=True, gc=False):
-    """The end of the content left, and its reply did not come or cannot be trusted."""
-
-    ticket: int
-    why: str
-    reply: Reply | None = None
-
-
-Event = Accepted | Refused | Lost | InDoubt
-
-
-class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the server's EHLO answer offered."""
-
-    pipelining: bool = False
-    chunking: bool = False
-    size: int | None = None  # None: not offered; 0: no fixed limit
-    eight_bit: bool = False
-    smtputf8: bool = False
-    enhanced_status_codes: bool = False
-    mail_max: int | None = None  # RFC 9422: transactions in one connection
-
-    @classmethod
-    def read(cls, extensions: dict[str, str]) -> Offer:
-        """From EHLO keywords (lower case) and their parameters; what makes no sense counts as not offered."""
-        limits = dict(word.upper().partition("=")[::2] for word in extensions.get("limits", "").split())
-        size = extensions.get("size")
-        return cls(
-            pipelining="pipelining" in extensions,
-            chunking="chunking" in extensions,
-            size=None if size is None else _number(size) or 0,
-            eight_bit="8bitmime" in extensions,
-            smtputf8="smtputf8" in extensions,
-            enhanced_status_codes="enhancedstatuscodes" in extensions,
-            mail_max=_number(limits.get("MAILMAX", "")) or None,
-        )
-
-
-def _number(text: str) -> int | None:
-    """The digits of `text` as a number; None where they are none or more than a size can have (RFC 1870: 20)."""
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
-
-
-class Manner(msgspec.Struct, frozen=True, kw_only=True):
-    """How we wish to hold the conversation; what the server did not offer is not done."""
-
-    depth: int = 4
-    pipelining: bool = True
-    ahead: bool = True  # write the next envelope behind a dot whose reply is owed
-    chunking: bool = True
-
-
-class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds to wait for the reply owed next (RFC 5321 §4.5.3.2)."""
-
-    command_s: float = 300.0
-    data_s: float = 120.0
-    dot_s: float = 600.0
-    quit_s: float = 5.0  # ours: nothing depends on this reply
-    farewell_s: float = 60.0  # ours: after a 421, for dots that have left
+__all__ = [
+    "Accepted",
+    "Dialogue",
+    "Event",
+    "InDoubt",
+    "Lost",
+    "Manner",
+    "Offer",
+    "Outgoing",
+    "Patience",
+    "Refused",
+    "Stage",
+]
 
 
 class Meaning(StrEnum):
@@ -224,9 +130,10 @@ class Dialogue:
 
     def __init__(self, offer: Offer, manner: Manner = Manner(), *, chunking_proven: bool = False) -> None:  # noqa: B008
         self._offer = offer
-        self._waiting: deque[Outgoing] = deque()
         self._owed: deque[tuple[Stage, _Transaction | None]] = deque()
-        self._script: deque[tuple[Stage, _Transaction | None]] = deque()  # lock-step: commands not yet written
+        # Lists, though taken from the front: they are short, and an empty deque costs 600 bytes in each connection.
+        self._waiting: list[Outgoing] = []
+        self._script: list[tuple[Stage, _Transaction | None]] = []  # lock-step: commands not yet written
         self._content_due: _Transaction | None = None  # a 354 was given for it
         self._rest = b""  # an incomplete line
         self._lines: list[bytes] = []  # the lines before the last of an incomplete reply
@@ -461,7 +368,7 @@ class Dialogue:
             self._script += ((stage, transaction) for stage in (Stage.MAIL, Stage.RCPT, Stage.DATA))
         if not self._script:
             return b""
-        stage, speaker = self._script.popleft()
+        stage, speaker = self._script.pop(0)
         self._owed.append((stage, speaker))
         assert speaker is not None
         match stage:
@@ -482,7 +389,7 @@ class Dialogue:
         return transaction is not None and transaction.by_bdat
 
     def _begin(self) -> _Transaction:
-        transaction = _Transaction(self._waiting.popleft(), self._begun == 0)
+        transaction = _Transaction(self._waiting.pop(0), self._begun == 0)
         self._begun += 1
         return transaction
 
@@ -587,8 +494,9 @@ class Dialogue:
         """What is on its way may finish; what waits is given back."""
         self._ending = True
         self.why = why
-        while self._waiting:
-            self._tell(Lost(self._waiting.popleft().ticket, Stage.MAIL, why, reply))
+        for message in self._waiting:
+            self._tell(Lost(message.ticket, Stage.MAIL, why, reply))
+        self._waiting.clear()
 
     def _accepted(self, transaction: _Transaction, lines: Sequence[bytes]) -> None:
         self._dots -= 1
@@ -605,6 +513,13 @@ class Dialogue:
             self._dots -= 1
         if transaction.settled:
             return  # its fate was told; these are the replies to the rest of its group
+        if (
+            transaction.by_bdat
+            and stage is Stage.DOT
+            and not self._proven
+            and self._is_bdat_unknown(transaction, reply)
+        ):
+            self.lies = "chunking"
         fate = transaction.fate or self._fate(stage, transaction, reply)
         if transaction.by_bdat and stage is not Stage.DOT:
             # Its content is out already. Should the server accept that after all, it counts (see `_accepted`).
@@ -614,19 +529,23 @@ class Dialogue:
         if not self._is_envelope_out or stage is not Stage.DOT:
             self._needs_rset = True
         self._settle(transaction, fate)
-        if isinstance(fate, Lost):
-            if transaction.by_bdat and self._proven:
-                self._begin_no_more(fate.why, reply)
-            else:
-                self._out_of_step(fate.why, reply)
+        if isinstance(fate, Lost) and transaction.by_bdat and self._proven:
+            self._begin_no_more(fate.why, reply)
+        elif isinstance(fate, Lost):
+            self._out_of_step(fate.why, reply)
+        elif self.lies:
+            self._out_of_step("the server did not understand BDAT", reply)
+
+    @staticmethod
+    def _is_bdat_unknown(transaction: _Transaction, reply: Reply) -> bool:
+        """The reply to BDAT says that CHUNKING was a lie; behind a refused recipient 503 says just that."""
+        return reply.code in NOT_UNDERSTOOD and (transaction.fate is None or reply.code != BAD_SEQUENCE)
 
     def _fate(self, stage: Stage, transaction: _Transaction, reply: Reply) -> Refused | Lost:
         """What a refusal at this stage comes to."""
         ticket = transaction.message.ticket
         if stage is Stage.DOT:
             if transaction.by_bdat and reply.code in NOT_UNDERSTOOD:
-                if not self._proven:
-                    self.lies = "chunking"
                 return Lost(ticket, stage, "the server did not understand BDAT", reply)
         elif reply.code == BAD_SEQUENCE and not transaction.is_first:
             return Lost(ticket, stage, "out of step with the server", reply)
@@ -714,8 +633,9 @@ class Dialogue:
 
     def _take_events(self) -> list[Event]:
         events = self._events
-        if events:
-            self._events = []
+        if not events:
+            return []  # never the list that the next event goes to
+        self._events = []
         return events
 
 

@@ -84,7 +84,7 @@ def subscription_url(raw: bytes) -> str:
 
 def read_mailed_event(text: str) -> Feedback | None:
     """An event that SNS sent by mail: JSON, perhaps folded by a mail host, with a footer behind it."""
-    for attempt in (text, re.sub(r"\r?\n ?", "", text)):
+    for attempt in (re.sub(r"\r?\n ?", "", text), text):
         try:
             value, _ = json.JSONDecoder(strict=False).raw_decode(attempt.lstrip())
             return _event(value, 0)

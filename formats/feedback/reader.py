@@ -70,7 +70,9 @@ def _read(raw: bytes, forwards: int) -> Feedback:
     returned: list[bytes] = []
     for part in mime.leaves(headers, body):
         if part.content_type in _STATUS_TYPES:
-            statuses.append(part.text())
+            # Behind the returned message it is that message's own, which may use the same boundary.
+            if not (statuses and returned):
+                statuses.append(part.text())
         elif part.content_type == "message/feedback-report":
             feedback_reports.append(part.text())
         elif part.content_type in _RETURNED_TYPES:

@@ -114,7 +114,7 @@ _FOLLOWS_ADDRESS = re.compile(
 )
 
 _LABELLED = re.compile(
-    rf"""(?:^|[\s>(])(?P<label>
+    rf"""(?:^|[\s>(:;])(?P<label>
         (?:failed\ |final\ |original\ |invalid\ |
           intended\ )?recipients?(?:'s)?(?:\ (?:e-?mail\ )?address(?:es)?)?(?:\(s\))?
       | rcpt[ ]to | rcpt | addressed\ to | undeliverable\ (?:message\ )?to |
@@ -126,7 +126,7 @@ _LABELLED = re.compile(
       | smtp | receiver(?:'s)?(?: address)? | destinatario | destinataire | destinatário | empfänger(?:adresse)? |
         ontvanger | odbiorca | mottagare | получател[ьюя] | адрес(?:ат)?
       | 宛先 | あて先 | 送信先 | 收件人 | 수신자 | to | an | à | para
-    )[ \t]*(?:[:：=]|\ is\b)?[ \t]*["'<(\[]{{0,2}}(?:mailto:)?(?P<address>{ADDRESS})""",
+    )(?=[\s:：=<"'(\[])[ \t]*(?:[:：=]|\ is\b)?[ \t]*["'<(\[]{{0,2}}(?:mailto:)?(?P<address>{ADDRESS})""",
     re.I | re.X,
 )
 _REPLY_LINE = re.compile(r"^[ \t]*(?:<{3}[ \t]*|[A-Za-z0-9 .:]{0,40}said:[ \t]*)?[45]\d\d[ \-:]", re.M)

@@ -19,11 +19,11 @@ from engine.rehearse.record import Recorder
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
-@pytest.mark.parametrize(("seed", "chunking"), [(1, True), (2, False), (3, True)])
+@pytest.mark.parametrize(("seed", "chunking"), [(1, True), (2, False)])
 def test_killed_and_resumed_nobody_gets_it_twice(tmp_path: Path, seed: int, chunking: bool) -> None:
-    outcome = run_once(tmp_path, Plan(rows=800, kills=3, chunking=chunking), seed)
+    outcome = run_once(tmp_path, Plan(rows=400, kills=2, chunking=chunking), seed)
     log = (tmp_path / "engine.log").read_text()
-    assert sum(outcome.kills.values()) == 3, log
+    assert sum(outcome.kills.values()) == 2, log
     assert outcome.kept_its_promises, f"{outcome}\n{log}"
 
 
