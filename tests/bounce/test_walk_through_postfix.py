@@ -128,7 +128,8 @@ def test_next_campaign_leaves_the_right_people_out(
         b"Subject: Out of office: your letter\n\nI am on holiday.\n"
     )
     complaint = (
-        b'From: fbl@provider.example\nTo: fbl@example.com\nSubject: complaint\nContent-Type: multipart/report; boundary="=_c"\n\n'
+        b"From: fbl@provider.example\nTo: fbl@example.com\nSubject: complaint\n"
+        b'Content-Type: multipart/report; boundary="=_c"\n\n'
         b"--=_c\nContent-Type: message/feedback-report\n\nFeedback-Type: abuse\nVersion: 1\n\n"
         b"--=_c\nContent-Type: message/rfc822\n\n" + arrived[b"cleo"] + b"\n--=_c--\n"
     )
