@@ -170,6 +170,10 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     pipeline_depth: int = 4
     pipelining: bool = True
     chunking: bool = True
+    # mode = "direct": sources and limits per provider stand in budgets.toml beside this file.
+    nameservers: tuple[str, ...] = ()  # "ADDRESS" or "ADDRESS:PORT"; default: the machine's
+    smtp_port: int = 25
+    allow_private_hosts: bool = False  # MX hosts at private and loopback addresses, for tests and inner networks
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes

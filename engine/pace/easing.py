@@ -262,7 +262,7 @@ class Adaptive:
     first_step = 0.04
     largest_step = 0.32
     first_probe_s = 120.0
-    last_probe_s = 900.0
+    last_probe_s = 600.0
     hidden_s = 7.5  # a bucket that holds so many seconds of its rate hides an excess of x for hidden_s / x
     first_connection_s = 300.0
     last_connection_s = 2400.0
@@ -433,8 +433,9 @@ class Adaptive:
         opened = seen.connections if seen.connections is not None else state.connections
         state.connections = max(1, opened if opened < state.connections else state.connections - 1)
         state.connections_eased_at = seen.now
-        wait = 2 * state.connection_wait_s if state.connection_wait_s else self.first_connection_s
-        state.connection_wait_s = min(self.last_connection_s, wait)
+        # Only a refused probe makes the next one wait longer; a limit that falls step by step does not.
+        wait = 2 * state.connection_wait_s if state.connection_probe else state.connection_wait_s
+        state.connection_wait_s = min(self.last_connection_s, max(self.first_connection_s, wait))
         state.next_connection_at = seen.now + state.connection_wait_s
         state.connection_probe = False
         state.reason = f"too many connections: {state.connections} were accepted"

@@ -117,7 +117,7 @@ class Dispatch:
             attempts, first_at = bench.scheduler.history(row)
             reason = Reason.RESENT if row in bench.resent else Reason.NONE
             serial = bench.log.intent(row, attempts + 1, lane.provider, lane.source, reason)
-            bench.flights[serial] = Flight(row, lane.index, attempts + 1, now if first_at is None else first_at)
+            bench.flights[serial] = Flight(row, lane.index, attempts + 1, now if first_at is None else first_at, now)
             outgoing = Outgoing(serial, message.return_path, message.recipient, message.content, message.smtputf8)
             group.append(_Planned(session, lane, outgoing))
             composed += 1

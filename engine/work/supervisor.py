@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from fractions import Fraction
 from typing import Protocol
 
 import msgspec
@@ -20,8 +19,7 @@ from engine.config import Settings, encode_custom
 from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
 from engine.errors import Exit, worst
 from engine.pace import slots
-from engine.pace.allowance import Rate
-from engine.pace.slots import Ledger, Limit
+from engine.pace.budgets import load_budgets
 from engine.work.crew import Crew, Hand
 from engine.work.messages import (
     Allow,
@@ -40,7 +38,9 @@ from engine.work.messages import (
     Unused,
     Up,
 )
+from engine.work.pacing import Pacing
 from engine.work.progress import Progress
+from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
 from engine.work.worker import WorkerStart
 
@@ -99,7 +99,11 @@ class Supervisor:
         mine = plan.batches[partition.first_batch : partition.first_batch + partition.batches]
         self.progress = Progress(sum(batch.rows for batch in mine), clock.monotonic())
         self._crew = Crew(self._hear, self._lost, clock.monotonic)
-        self._ledger = Ledger(self._limit_of)
+        budgets = load_budgets(campaign.folder / "budgets.toml") if settings.delivery.mode == "direct" else None
+        memory = campaign.run / f"throttle-{options.partition}.json"
+        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers)
+        self._ledger = self._pacing.ledger
+        self._suppressing = Suppressing(campaign, settings, plan, clock)
         self._limit_left = options.limit
         self._states: dict[int, BatchState] = {}
         self._orphaned: list[ClaimedBatch] = []  # batches of workers that died
@@ -126,6 +130,8 @@ class Supervisor:
             await asyncio.sleep(TICK_S)
             self._tick()
         await self._crew.gone()
+        self._pacing.save()
+        self._suppressing.flush(self._pacing.breaker.is_tripped)
         return self._exit()
 
     def drain(self, reason: str) -> None:
@@ -149,8 +155,10 @@ class Supervisor:
                     self._narrator.event("setting_changed", key=f"{table}.{field}", old=str(before), new=str(after))
         live = {table: getattr(settings, table) for table in Settings.LIVE}
         self._settings = msgspec.structs.replace(self._settings, **live)
-        for key in list(self._keys()):
-            self._ledger.set_limit(key, self._limit_of(key), self._clock.monotonic())
+        direct = settings.delivery.mode == "direct"
+        self._pacing.budgets_changed(
+            self._settings, load_budgets(self._campaign.folder / "budgets.toml") if direct else None
+        )
         for hand in self._crew.hands.values():
             hand.channel.send(self._live())
 
@@ -276,16 +284,21 @@ class Supervisor:
     def _pulse(self, hand: Hand, pulse: Pulse, now: float) -> None:
         self.progress.add(pulse)
         hand.unread, hand.waiting, hand.in_flight = pulse.unread, pulse.waiting, pulse.in_flight
-        hand.open_rows, hand.has_demand = pulse.open_rows, bool(pulse.demand)
+        hand.open_rows, hand.has_demand = pulse.open_rows, any(rows for _, rows in pulse.demand)
+        hand.connections = {count.provider: count.connections for count in pulse.providers}
         hand.in_doubt += sum(count.in_doubt for count in pulse.providers)
         hand.next_due_us, hand.reason = pulse.next_due_us, pulse.reason
-        if any(count.connections or count.accepted for count in pulse.providers) or not pulse.demand:
+        if any(count.connections or count.accepted for count in pulse.providers) or not hand.has_demand:
             self._connected_at = now
-        self._ledger.demand(hand.worker, dict(pulse.demand), now)
+        self._pacing.demand(hand.worker, dict(pulse.demand), now)
+        for key, messages, at in pulse.spent:
+            self._ledger.spent(hand.worker, key, messages, at, now)
+        self._pacing.hear(pulse.seen)
+        self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
         now = self._clock.monotonic()
-        self._ledger.gone(hand.worker, now)
+        self._pacing.gone(hand.worker, now)
         self._ready_hands.discard(hand.log_id)
         if hand.said_goodbye or self._draining is not None:
             return
@@ -326,13 +339,14 @@ class Supervisor:
         if now - self._renewed_at >= 1.0:
             self._renewed_at = now
             self._renew(now)
+            self._suppressing.flush(self._pacing.breaker.is_tripped)
         self._sum_up()
         self._narrator.progress(self.progress, now)
         if self._draining is None and (reason := self._is_over(now)):
             self.drain(reason)
 
     def _hand_out(self, now: float) -> None:
-        for decision in self._ledger.decide(now):
+        for decision in self._pacing.tick(now):
             hand = self._crew.hands.get(decision.worker)
             if hand is None:
                 continue
@@ -378,7 +392,18 @@ class Supervisor:
         dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
         progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
+        self._show_limits()
         self._last_reason = progress.reason or self._last_reason
+
+    def _show_limits(self) -> None:
+        open_: dict[str, int] = {}
+        for hand in self._crew.hands.values():
+            for name, connections in hand.connections.items():
+                open_[name] = open_.get(name, 0) + connections
+        for key in self._pacing.known_keys():
+            if (provider := self.progress.providers.get(key[1])) is not None:
+                provider.connections = open_.get(key[1], 0)
+                provider.limit = self._pacing.limited_by(key)
 
     def _is_over(self, now: float) -> str | None:
         """Why there is nothing more to do in this run, or None."""
@@ -404,18 +429,7 @@ class Supervisor:
                 return f"{self.progress.waiting} rows wait, the next for {wait_s:.0f} s more"
         return None
 
-    # -- limits ------------------------------------------------------------------------------------------------------
-
-    def _limit_of(self, key: slots.Key) -> Limit:
-        delivery = self._settings.delivery
-        rates = () if delivery.messages_per_second is None else (rate_of(delivery.messages_per_second),)
-        return Limit(delivery.connections, rates)
-
-    def _keys(self) -> set[slots.Key]:
-        return {("", name) for name in self.progress.providers}
-
-
-def rate_of(per_second: float) -> Rate:
-    """The limit that holds in any window: 50 is 50 in a second, 2.5 is 5 in two, 0.1 is one in ten."""
-    exact = Fraction(per_second).limit_denominator(3600)
-    return Rate(exact.numerator, float(exact.denominator))
+    def _tell_workers(self, message: msgspec.Struct, worker: int | None) -> None:
+        for hand in self._crew.hands.values():
+            if worker is None or hand.worker == worker:
+                hand.channel.send(message)
