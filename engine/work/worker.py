@@ -73,6 +73,7 @@ from formats.sendlog import Header
 
 TICK_S = 0.05  # results reach the file within this; the pulse goes out every fourth tick
 PULSE_TICKS = 4
+READY_ROWS = 4096  # rows whose values are in memory; a lane's share is an eighth where there are several
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +141,11 @@ class Worker:
         path = campaign.logs / f"{header.log_id}.arrows"
         self._log = Logbook(path, header, clock, durability=settings.log.durability)
         rng = random.Random(start.seed)
-        scheduler = Scheduler(rng=rng, tick_s=_wheel_grain_s(settings))
+        # Through a relay there is one lane, and nothing to run ahead of.
+        share = READY_ROWS if settings.delivery.mode == "relay" else READY_ROWS // 8
+        scheduler = Scheduler(
+            ready_rows=READY_ROWS, ready_rows_per_lane=share, rng=rng, tick_s=_wheel_grain_s(settings)
+        )
         bench = self._bench = Workbench(settings, self._log, scheduler, clock, rng)
         bench.batch_done = self._batch_done
         self._table = LaneTable()
