@@ -459,6 +459,8 @@ def _structure(settings: Settings, bodies: dict[Hole, Body], files: Files, *, ha
     message = settings.message
     key = hashlib.sha256(settings.campaign.id.encode()).hexdigest()[:20]
     part: Part | None = None
+    if message.inline and not message.html:
+        raise SettingsError(file="campaign.toml", problem="message.inline: there is no HTML that could show an image")
     if message.html:
         part = text_part(Hole.HTML)
         if message.inline:

@@ -61,6 +61,7 @@ def test_any_subject_is_one_field_and_reads_back(text: str) -> None:
     field = fold("Subject", value)
     one_field(field)
     assert unfold(field) == f"Subject: {value}"
+    assert all(len(line) <= 76 for line in field.split("\r\n") if "=?utf-8?" in line)
     assert read_text(value) == clean_text(text)
     for word in value.split(" "):
         if word.startswith("=?") and word.endswith("?="):
