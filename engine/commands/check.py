@@ -78,7 +78,10 @@ def _list(campaign: Campaign, settings: Settings, sources: tuple[str, ...]) -> L
     composer = build_composer(settings, campaign.folder, shape.schema)
     yield "ok", f"templates use {', '.join(composer.columns) or 'no column'}"
     if shape.rows and (mixing := sample_mixing(shape)).is_bad:
-        yield "warn", f"badly mixed: {mixing.worst_domain} is {mixing.worst_points:.0f} points off; `engine prepare` mixes"
+        yield (
+            "warn",
+            f"badly mixed: {mixing.worst_domain} is {mixing.worst_points:.0f} points off; `engine prepare` mixes",
+        )
 
 
 def _plan(campaign: Campaign, settings: Settings) -> Lines:
