@@ -122,7 +122,14 @@ def _page_of(message: Message) -> str:
 
 
 @click.command("preview")
-@click.option("--campaign", "folder", type=click.Path(path_type=Path), default=Path("."), help="Campaign folder.")
+@click.option(
+    "--campaign",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path("campaign"),
+    show_default=True,
+    help="The campaign folder.",
+)
 @click.option("--rows", "rows_text", help="Row numbers, from 0: 0,5-7")
 @click.option("--where", help="An SQL condition on the list's columns: \"city = 'Lyon'\"")
 @click.option(
@@ -193,7 +200,14 @@ def _say(as_json: bool, fact: dict[str, Any], line: str) -> None:
 
 
 @click.command("dkim-key")
-@click.option("--campaign", "folder", type=click.Path(path_type=Path), default=Path("."), help="Campaign folder.")
+@click.option(
+    "--campaign",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path("campaign"),
+    show_default=True,
+    help="The campaign folder.",
+)
 @click.option("--domain", help="Domain that signs: that of From, or above it.")
 @click.option("--selector", help="Name of the key in the DNS, such as s2026.")
 @click.option(

@@ -21,7 +21,6 @@ import msgspec
 
 from engine.campaign import Campaign
 from engine.clock import SystemClock
-from engine.compose.render import build_composer
 from engine.config import DeliveryTable, RetryTable, Settings, decode_custom
 from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
@@ -32,7 +31,7 @@ from engine.pace.scheduler import Scheduler
 from engine.route.dns_client import DnsClient, NameServer, system_servers
 from engine.route.provider import load_providers
 from engine.route.resolver import Resolver
-from engine.rows import RowReader, open_parquet
+from engine.rows import RowReader
 from engine.smtp.destination import Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
 from engine.smtp.handshake import Ended
@@ -40,6 +39,7 @@ from engine.smtp.session import Session
 from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
+from engine.work.frozen import planned_composer
 from engine.work.intake import Intake
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
@@ -126,7 +126,7 @@ class Worker:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
             settings = msgspec.structs.replace(settings, delivery=delivery)
         plan = campaign.plan()
-        composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
+        composer = planned_composer(campaign, settings, plan)
         header = Header(
             log_id=f"{start.incarnation}-{start.number:03d}",
             campaign_id=plan.campaign_id,

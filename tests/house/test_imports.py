@@ -16,7 +16,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"commands"}),
     frozenset({"web"}),
     frozenset({"work", "results", "bounce", "rehearse"}),
-    frozenset({"lists", "planner", "capacity"}),
+    frozenset({"lists", "planner", "capacity", "warmup", "schedule", "issues"}),
     frozenset({"smtp", "compose", "route", "control", "pace"}),
     frozenset({"config", "clock", "errors", "campaign", "host", "rows", "__init__"}),
     frozenset({"formats"}),
