@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
-import sys
+import base64
+import email
+import email.policy
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,100 +14,80 @@ import click
 import msgspec
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from engine.campaign import Campaign, make_private_folder
 from engine.clock import SystemClock
+from engine.commands.common import RowNumbers, campaign_option
 from engine.compose.checklist import check_composer, check_message
 from engine.compose.htmltext import text_as_html
 from engine.compose.render import Message, RowProblem, build_composer
 from engine.compose.sign import load_signer, make_key
-from engine.config import DkimTable, load_settings
 from engine.errors import EngineError, Exit
-from formats import plan as plans
+from engine.planner import expand
+from engine.rows import open_parquet
 from formats.address import AddressError, parse_mailbox
 from formats.dkim import record_strings
-
-_RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
-_MOST_ROWS = 1000
+from formats.recipients import bare_name, values
 
 
 class PreviewError(EngineError):
     """{problem}."""
 
     exit_code = Exit.LIST
-    hint = "name the list with --list FILE.parquet and the rows with --rows 0,5-7 or --where \"domain = 'gmail.com'\"."
+    hint = "name the list with --list LIST.parquet, and rows with --rows 0,5-7 or --where \"city = 'Lyon'\"."
 
 
 class PreviewList:
     """The list's Parquet files, for a few rows at a time."""
 
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-        try:
-            self._files = [pq.ParquetFile(path, memory_map=True) for path in paths]
-        except (OSError, pa.ArrowInvalid) as problem:
-            raise PreviewError(problem=f"the list cannot be read: {problem}") from None
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._paths = list(paths)
+        self._files = [open_parquet(path) for path in paths]
         self.schema: pa.Schema = self._files[0].schema_arrow
+        self._names = {bare_name(name): name for name in reversed(self.schema.names)}
         self.rows = sum(file.metadata.num_rows for file in self._files)
 
-    def row(self, number: int, columns: list[str]) -> dict[str, Any]:
-        """One row's values; raises PreviewError past the end."""
+    def row(self, number: int, columns: Sequence[str]) -> list[object]:
+        """One row's values, in the order of `columns`; raises PreviewError past the end."""
+        names = [self._names[column] for column in columns]
         left = number
         for file in self._files:
             for group in range(file.num_row_groups):
                 size = file.metadata.row_group(group).num_rows
                 if left < size:
-                    table = file.read_row_group(group, columns=columns)
-                    found: dict[str, Any] = table.slice(left, 1).to_pylist()[0]
-                    return found
+                    table = file.read_row_group(group, columns=names).select(names).slice(left, 1)
+                    return [values(column)[0] for column in table.columns]
                 left -= size
         raise PreviewError(problem=f"row {number} is past the end: the list has {self.rows} rows, numbered from 0")
+
+    def has(self, column: str) -> bool:
+        """Whether there is such a column."""
+        return column in self._names
 
     def where(self, condition: str, most: int) -> list[int]:
         """The numbers of the rows that an SQL condition picks, the first `most`."""
         try:
-            numbered = pl.scan_parquet(self.paths).with_row_index("__row")
+            numbered = pl.scan_parquet(self._paths).with_row_index("__row")
             picked = numbered.filter(pl.sql_expr(condition)).select("__row").head(most).collect()
         except pl.exceptions.PolarsError as problem:
             raise PreviewError(problem=f"--where {condition!r}: {str(problem).splitlines()[0]}") from None
         return picked["__row"].to_list()
 
 
-def parse_rows(text: str) -> list[int]:
-    """`0,5-7` as [0, 5, 6, 7]; raises PreviewError."""
-    rows: list[int] = []
-    for part in text.replace(" ", "").split(","):
-        found = _RANGE.match(part)
-        if not found:
-            raise PreviewError(problem=f"--rows {text!r}: {part!r} is neither a number nor a range such as 5-7")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last < first or last - first >= _MOST_ROWS:
-            raise PreviewError(problem=f"--rows {text!r}: {part!r} is no range of at most {_MOST_ROWS} rows")
-        rows += range(first, last + 1)
-    return rows
-
-
-def _open_list(folder: Path, given: tuple[Path, ...]) -> tuple[PreviewList, str | None]:
+def _open_list(campaign: Campaign, given: tuple[str, ...]) -> tuple[PreviewList, str | None]:
     """The list and the plan's key id: as named, else as planned."""
-    try:
-        plan = plans.decode((folder / "plan.json").read_bytes())
-    except FileNotFoundError:
-        plan = None
-    except plans.PlanError as problem:
-        raise PreviewError(problem=f"{folder / 'plan.json'}: {problem}") from None
+    plan = campaign.plan() if campaign.plan_file.exists() else None
     if given:
-        return PreviewList(list(given)), plan.key_id if plan else None
+        return PreviewList(expand(given, campaign.folder)), plan.key_id if plan else None
     if plan is None:
-        raise PreviewError(problem=f"{folder} has no plan yet, so the list is not known")
-    return PreviewList([folder / file.path for file in plan.files]), plan.key_id
+        raise PreviewError(problem=f"{campaign.folder} has no plan yet, so the list is not known")
+    if not plan.files:
+        raise PreviewError(problem="the planned list is empty")
+    return PreviewList([file.path for file in plan.files]), plan.key_id
 
 
 def _page_of(message: Message) -> str:
     """The HTML part as a page, images inline, or the text."""
-    import base64
-    import email
-    import email.policy
-
     parsed = email.message_from_bytes(message.content, policy=email.policy.default)
     html, text = parsed.get_body(("html",)), parsed.get_body(("plain",))
     if html is None:
@@ -122,77 +103,71 @@ def _page_of(message: Message) -> str:
 
 
 @click.command("preview")
-@click.option(
-    "--campaign",
-    "folder",
-    type=click.Path(path_type=Path),
-    default=Path("campaign"),
-    show_default=True,
-    help="The campaign folder.",
-)
-@click.option("--rows", "rows_text", help="Row numbers, from 0: 0,5-7")
-@click.option("--where", help="An SQL condition on the list's columns: \"city = 'Lyon'\"")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, _MOST_ROWS),
-    default=10,
-    show_default=True,
-    help="At most so many rows of --where.",
-)
-@click.option(
-    "--list", "lists", type=click.Path(path_type=Path), multiple=True, help="Parquet file; default: the plan's."
-)
+@campaign_option
+@click.option("--rows", type=RowNumbers(), help="Row numbers, from 0: 0,5-7. Without any, row 0.")
+@click.option("--where", metavar="SQL", help="A condition on the list's columns: \"city = 'Lyon'\"")
+@click.option("--limit", type=click.IntRange(1), default=10, show_default=True, help="At most so many rows.")
+@click.option("--list", "lists", metavar="LIST", multiple=True, help="Parquet file or folder; default: the plan's.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for the files; default: preview/ in the campaign.")
 @click.option("--html", "as_html", is_flag=True, help="Write .html pages in place of .eml messages.")
 @click.option("--open", "opens", is_flag=True, help="Open the first page in the browser; means --html.")
 @click.option("--json", "as_json", is_flag=True, help="Print a line of JSON a row.")
+@click.pass_context
 def preview(
-    folder: Path, rows_text: str | None, where: str | None, limit: int, lists: tuple[Path, ...], out: Path | None,
-    as_html: bool, opens: bool, as_json: bool,
-) -> None:  # fmt: skip
+    context: click.Context,
+    campaign: Campaign,
+    rows: list[int] | None,
+    where: str | None,
+    limit: int,
+    lists: tuple[str, ...],
+    out: Path | None,
+    as_html: bool,
+    opens: bool,
+    as_json: bool,
+) -> None:
     """Write the messages of some rows as files, just as they would be sent.
 
-    Example: engine preview --rows 0,5-7
+    \b
+    engine preview --rows 0,5-7
+    engine preview --where "city = 'Lyon'" --open
     """
-    settings = load_settings(folder)
-    listed, key_id = _open_list(folder, lists)
-    composer = build_composer(settings, folder, listed.schema, key_id=key_id)
-    if rows_text and where:
-        raise PreviewError(problem="give either --rows or --where")
-    rows = listed.where(where, limit) if where else parse_rows(rows_text or "0")
-    address_column = settings.list.address_column
-    if address_column not in listed.schema.names:
-        raise PreviewError(problem=f"the list has no column {address_column!r}, which [list] address_column names")
-    target = out or folder / "preview"
-    target.mkdir(parents=True, exist_ok=True)
+    if rows and where:
+        raise click.UsageError("give either --rows or --where")
+    settings = campaign.settings()
+    listed, key_id = _open_list(campaign, lists)
+    composer = build_composer(settings, campaign.folder, listed.schema, key_id=key_id)
+    if not listed.has(settings.list.address_column):
+        problem = f"the list has no column {settings.list.address_column!r}, which [list] address_column names"
+        raise PreviewError(problem=problem)
+    wanted = listed.where(where, limit) if where else (rows or [0])[:limit]
+    target = out or campaign.folder / "preview"
+    make_private_folder(target)
     as_html = as_html or opens
-    failed, written = 0, []
     now_us = SystemClock().wall_us()
-    for row in rows:
-        values = listed.row(row, [*dict.fromkeys([*composer.columns, address_column])])
+    written: list[Path] = []
+    for row in wanted:
+        address, *fields = listed.row(row, [settings.list.address_column, *composer.columns])
         try:
-            mailbox = parse_mailbox(values[address_column])
-            message = composer.compose(row, mailbox, [values[name] for name in composer.columns], now_us)
+            mailbox = parse_mailbox(address if isinstance(address, str) else None)
+            message = composer.compose(row, mailbox, fields, now_us)
         except (AddressError, RowProblem) as problem:
-            failed += 1
             reason = problem.reason if isinstance(problem, RowProblem) else "address"
             _say(as_json, {"row": row, "problem": reason, "detail": str(problem)}, f"row {row}: {reason}: {problem}")
             continue
         path = target / f"{row}.{'html' if as_html else 'eml'}"
         path.write_bytes(_page_of(message).encode() if as_html else message.content)
-        written.append(path)
         findings = [f for f in check_message(message.content, return_path=message.return_path) if f.severity != "ok"]
-        fact = {"row": row, "file": str(path), "to": message.recipient, "bytes": len(message.content),
-                "findings": msgspec.to_builtins(findings)}  # fmt: skip
-        _say(as_json, fact, str(path))
-        if not as_json and row == rows[0]:
+        fact = {"row": row, "file": str(path), "to": message.recipient, "bytes": len(message.content)}
+        _say(as_json, {**fact, "findings": msgspec.to_builtins(findings)}, str(path))
+        if not as_json and not written:
             for finding in [*check_composer(composer), *findings]:
                 click.echo(f"  {finding.severity}: {finding.subject}: {finding.reason}", err=True)
+        written.append(path)
     if opens and written:
         webbrowser.open(written[0].resolve().as_uri())
-    if failed:
-        click.echo(f"{failed} of {len(rows)} rows have no message", err=True)
-        sys.exit(Exit.TEMPLATE)
+    if len(written) < len(wanted):
+        click.echo(f"{len(wanted) - len(written)} of {len(wanted)} rows have no message", err=True)
+        context.exit(Exit.ROWS_OPEN)
 
 
 def _say(as_json: bool, fact: dict[str, Any], line: str) -> None:
@@ -200,14 +175,7 @@ def _say(as_json: bool, fact: dict[str, Any], line: str) -> None:
 
 
 @click.command("dkim-key")
-@click.option(
-    "--campaign",
-    "folder",
-    type=click.Path(path_type=Path),
-    default=Path("campaign"),
-    show_default=True,
-    help="The campaign folder.",
-)
+@campaign_option
 @click.option("--domain", help="Domain that signs: that of From, or above it.")
 @click.option("--selector", help="Name of the key in the DNS, such as s2026.")
 @click.option(
@@ -224,7 +192,7 @@ def _say(as_json: bool, fact: dict[str, Any], line: str) -> None:
 @click.option("--show", is_flag=True, help="Make no key; print the records of the keys in the settings.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def dkim_key(
-    folder: Path,
+    campaign: Campaign,
     domain: str | None,
     selector: str | None,
     kind: str,
@@ -238,24 +206,23 @@ def dkim_key(
     Example: engine dkim-key --domain example.org --selector s1
     """
     if show:
-        for table in load_settings(folder).dkim:
-            _print_record(table.selector, table.domain, load_signer(table, folder).record(), as_json)
+        for table in campaign.settings().dkim:
+            _print_record(table.selector, table.domain, load_signer(table, campaign.folder).record(), as_json)
         return
     if not domain or not selector:
         raise click.UsageError("give --domain and --selector, or --show")
     name = key_file or f"keys/dkim-{selector}.pem"
-    record = make_key(folder / name, "rsa" if kind == "rsa" else "ed25519", int(bits))
+    record = make_key(campaign.folder / name, "rsa" if kind == "rsa" else "ed25519", int(bits))
     _print_record(selector, domain, record, as_json)
-    algorithm = DkimTable(domain=domain, selector=selector, key_file=name, algorithm=f"{kind}-sha256").algorithm  # type: ignore[arg-type]
-    for line in _settings_lines(domain, selector, name, algorithm):
+    for line in _settings_lines(domain, selector, name, kind):
         click.echo(line, err=True)
 
 
-def _settings_lines(domain: str, selector: str, name: str, algorithm: str) -> Iterator[str]:
+def _settings_lines(domain: str, selector: str, name: str, kind: str) -> Iterator[str]:
     yield f"key written to {name} (mode 0600). Publish the record, then add to campaign.toml:"
     yield from ("", "[[dkim]]", f'domain = "{domain}"', f'selector = "{selector}"', f'key_file = "{name}"')
-    if algorithm != "rsa-sha256":
-        yield f'algorithm = "{algorithm}"'
+    if kind != "rsa":
+        yield f'algorithm = "{kind}-sha256"'
 
 
 def _print_record(selector: str, domain: str, record: str, as_json: bool) -> None:
