@@ -19,7 +19,11 @@ from engine.host import host_id
 @campaign_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(campaign: Campaign, as_json: bool) -> None:
-    """Show what is done, by whom, how fast, what waits and until when."""
+    """Show what is done, by whom, how fast, what waits and until when.
+
+    \b
+    engine status
+    """
     if not campaign.store_file.exists():
         raise NoPlan(folder=campaign.folder)
     store = SqliteStore(campaign.store_file)
