@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, LiteralString, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
-from uuid import UUID
 
 import msgspec
 import psycopg
 from psycopg import errors
 
+from engine.control.entries import window_bounds
 from engine.control.statements import load_statements
 from engine.control.store import (
     Advance,
@@ -50,23 +50,6 @@ _STATEMENT_PATIENCE_MS = 30_000  # a server that hangs is a server that is away
 CONNECTION_QUARANTINE_US = 600_000_000
 
 
-def window_bounds(log_id: str) -> tuple[UUID, UUID]:
-    """The first and the last id that a window of this log may have. Log ids are `INCARNATION-NUMBER`."""
-    incarnation, _, number = log_id.partition("-")
-    head = int(incarnation, 16) << 64 | int(number) << 48
-    return UUID(int=head), UUID(int=head | (1 << 48) - 1)
-
-
-def window_id(log_id: str, number: int) -> UUID:
-    """The id of a log's window."""
-    return UUID(int=window_bounds(log_id)[0].int | number)
-
-
-def log_of(window: UUID) -> str:
-    """The log that a window's intents are in."""
-    return f"{window.int >> 64:016x}-{window.int >> 48 & 0xFFFF:03d}"
-
-
 class ControlUrl:
     """A store's URL: `postgresql://user@host/database?campaign=ID`; the campaign may be left out."""
 
@@ -80,9 +63,7 @@ class ControlUrl:
         query.pop("password", None)
         if self.campaign_id:
             query["campaign"] = self.campaign_id
-        self.shown = urlunsplit(
-            parts._replace(netloc=user + host, query=urlencode(query, quote_via=quote, safe="/"))
-        )
+        self.shown = urlunsplit(parts._replace(netloc=user + host, query=urlencode(query, quote_via=quote, safe="/")))
 
     @property
     def schema(self) -> str:
@@ -100,9 +81,9 @@ class PostgresStore:
     """`SharedStore` over one connection."""
 
     def __init__(self, url: str, campaign_id: str | None = None, *, create: bool = False) -> None:
-        """Open the store; `create` makes its tables where they are missing. Raises StoreAway, StoreRefuses, StoreSchema.
+        """Open the store; `create` makes its tables where they are missing.
 
-        Without a campaign in the URL or `campaign_id` the database must hold one campaign.
+        Raises StoreAway, StoreRefuses, StoreSchema. Without a campaign in the URL or `campaign_id` the database must hold one campaign.
         """
         self._url = ControlUrl(url, campaign_id)
         self._sql = load_statements("postgres.sql")
@@ -342,10 +323,10 @@ class PostgresStore:
     def now_us(self) -> int:
         return int(self._run("now")[0][0])
 
-    def supersede_expired(self, by: str) -> list[tuple[str, str, int | None]]:
+    def supersede_expired(self, by: str, partition: int | None = None) -> list[tuple[str, str, int | None]]:
         with self._trouble():
             self._refuse_changed()
-        return cast(list[tuple[str, str, int | None]], self._run("supersede_expired", (by, by)))
+        return cast(list[tuple[str, str, int | None]], self._run("supersede_expired", (by, by, partition, partition)))
 
     def mine(self, incarnation: str) -> list[ClaimedBatch]:
         return [ClaimedBatch(*row) for row in self._run("mine", (incarnation,))]
@@ -398,10 +379,10 @@ class PostgresStore:
 
     def all_entries(self) -> Iterator[Entry]:
         with self._trouble(), self._connection().transaction():
-            with self._connection().cursor("all_entries", binary=True) as cursor:
-                cursor.itersize = 2000
-                for row in cursor.execute(self._text("all_entries")):
-                    yield Entry(*row)
+            cursor = self._connection().cursor("all_entries", binary=True)
+            cursor.itersize = 2000
+            for row in cursor.execute(self._text("all_entries")):
+                yield Entry(*row)
 
     def held_entries(self) -> list[Entry]:
         return [Entry(*row) for row in self._run("held_entries")]

@@ -277,8 +277,11 @@ class SharedStore(Store, Protocol):
     def now_us(self) -> int:
         """The store's time."""
 
-    def supersede_expired(self, by: str) -> list[tuple[str, str, int | None]]:
-        """Mark every lease that has run out dead: (incarnation, sender, partition). Committed when it returns."""
+    def supersede_expired(self, by: str, partition: int | None = None) -> list[tuple[str, str, int | None]]:
+        """Mark the leases that have run out, of who has batches (of the partition), dead: (incarnation, sender, partition).
+
+        Committed when it returns: what was theirs can be claimed by a later statement.
+        """
 
     def mine(self, incarnation: str) -> list[ClaimedBatch]:
         """Batches that belong to the incarnation: after a claim whose answer was lost."""
@@ -338,7 +341,7 @@ class SharedStore(Store, Protocol):
         """The words that hold now."""
 
     def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
-        """How many of `wanted` messages may be sent now under a rate that all machines share. Prepaid: spent if unused."""
+        """How many of `wanted` messages may be sent now under a rate that all machines share. Prepaid."""
 
     def share_connections(self, incarnation: str, key: str, wanted: int, limit: int, valid_us: int) -> int:
         """How many connections of a limit that all machines share are ours for `valid_us` from now."""

@@ -95,7 +95,8 @@ CREATE FUNCTION wall_us() RETURNS bigint LANGUAGE sql VOLATILE AS
 CREATE FUNCTION keep_first(old bytea, new bytea) RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
     FOR i IN 0 .. length(old) - 1 LOOP
-        IF get_byte(old, i) = 0 THEN
+        -- An acceptance or a rejection (1, 2) that is told later resolves doubt (6).
+        IF get_byte(old, i) = 0 OR (get_byte(old, i) = 6 AND get_byte(new, i) IN (1, 2)) THEN
             old := set_byte(old, i, get_byte(new, i));
         END IF;
     END LOOP;
@@ -152,7 +153,8 @@ UPDATE incarnation SET state = 'superseded', superseded_by = %s WHERE id = %s AN
 
 -- name: supersede_expired
 UPDATE incarnation SET state = 'superseded', superseded_by = %s
-WHERE state = 'alive' AND renewed_at_us + lease_us < wall_us() AND id <> %s
+WHERE state = 'alive' AND renewed_at_us + lease_us < wall_us() AND id <> %s AND id IN (
+    SELECT owner FROM batch WHERE state = 'claimed' AND (%s::integer IS NULL OR partition = %s::integer))
 RETURNING id, sender, partition;
 
 -- name: incarnations
