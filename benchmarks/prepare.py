@@ -131,8 +131,8 @@ def _folder(path: Path) -> Path:
 
 def _measured(way: str, folder: Path, output: Path) -> dict[str, object]:
     began = time.perf_counter()
-    child = subprocess.Popen([sys.executable, __file__, "--child", way, "--folder", str(folder), "--output", str(output)],
-                             stdout=subprocess.PIPE)  # fmt: skip
+    words = ["--child", way, "--folder", str(folder), "--output", str(output)]
+    child = subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE)
     assert child.stdout is not None
     said = child.stdout.read()
     child.stdout.close()
@@ -200,8 +200,8 @@ def main() -> None:
     if not (folder / "suppressed.parquet").exists():
         gone = given.suppressions if given.suppressions is not None else given.rows // 20
         subprocess.run(
-            [sys.executable, str(ROOT / "benchmarks" / "make_list.py"), str(folder), "--rows", str(given.rows), "--files",
-             str(given.files), "--suppressions", str(gone)], check=True,
+            [sys.executable, str(ROOT / "benchmarks" / "make_list.py"), str(folder), "--rows", str(given.rows),
+             "--files", str(given.files), "--suppressions", str(gone)], check=True,
         )  # fmt: skip
     out = folder / "out"
     out.mkdir(exist_ok=True)

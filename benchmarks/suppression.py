@@ -68,9 +68,8 @@ def index(count: int, folder: Path, batches: int) -> None:
     raw.sort()
     write_whole(folder / "index.bin", encode_index(raw))
     size = (folder / "index.bin").stat().st_size
-    print(
-        f"{count} hashes: sorted, indexed, written and synced in {time.perf_counter() - began:.1f} s, {size / 1e6:.0f} MB"
-    )
+    seconds = time.perf_counter() - began
+    print(f"{count} hashes: sorted, indexed, written and synced in {seconds:.1f} s, {size / 1e6:.0f} MB")
     del raw
     seconds, hits = _look_up(folder / "index.bin", sample, batches, 7)
     print(f"one process: {batches * BATCH / seconds / 1e6:.1f} M look-ups/s ({hits} hits)")

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from engine.pace.budgets import Budgets, Source
+from engine.pace.budgets import Budget, Budgets, Source
 from engine.warmup import Schedule, WarmupInTheFuture
 
 DAY_S = 86_400.0
@@ -28,7 +28,7 @@ OTHER = "other"
 class OurRate(msgspec.Struct, frozen=True, kw_only=True):
     """What one process does and how many there are. Messages a second."""
 
-    per_process: float = 231.0 / 8  # only a placeholder for the classical need; `--measure` tells the truth
+    per_process: float = 500.0  # an assumption: signing alone allows some 1300 a core; `--measure` tells the truth
     machines: int = 1
     processes: int = 1
     gigabits: float = 1.0  # a machine's line
@@ -99,18 +99,27 @@ def capacity(
     deadline_s: float = DAY_S,
     connect_s: float = CONNECT_S,
     message_s: float = MESSAGE_S,
+    other_rows: int = 0,
+    other_domains: int = 0,
 ) -> Capacity:
-    """The two numbers for a list with these rows per provider. Sources on a warm-up day need a schedule."""
+    """The two numbers for a list with these rows per provider. Sources on a warm-up day need a schedule.
+
+    `other_rows` lie at `other_domains` small destinations, each of which is a provider of its own.
+    """
     sources = tuple(sources if sources is not None else budgets.sources) or (Source("default"),)
     for source in sources:
         if source.warmup_day is not None and source.warmup_day < 1:
             raise WarmupInTheFuture(source=source.name, day=source.warmup_day)
-    rows = sum(provider_rows.values())
+    rows = sum(provider_rows.values()) + other_rows
     told = [
         _accepts(name, count, rows, budgets, sources, schedule, deadline_s, connect_s, message_s)
         for name, count in sorted(provider_rows.items(), key=lambda item: (-item[1], item[0]))
         if count > 0
     ]
+    if other_rows > 0:
+        each = -(-other_rows // max(1, other_domains))
+        one = _accepts(OTHER, each, rows, budgets, sources, schedule, deadline_s, connect_s, message_s)
+        told.append(_times(one, other_rows, max(1, other_domains)))
     by_line = ours.gigabits * 1e9 / 8 / max(1, message_bytes) * ours.machines
     by_cores = ours.per_machine * ours.machines
     ours_per_s = min(by_line, by_cores)
@@ -192,6 +201,27 @@ def _accepts(
     )
 
 
+def _budget(budgets: Budgets, provider: str, source: Source) -> Budget:
+    # A source that the file does not name has no sections of its own; asked for as nobody, it is resolved once.
+    is_named = any(source.name == named.name for named in budgets.sources)
+    return budgets.of(provider, source.name if is_named else None)
+
+
+def _times(one: Accepts, rows: int, domains: int) -> Accepts:
+    """So many destinations like this one, with so many rows in all."""
+    return msgspec.structs.replace(
+        one,
+        rows=rows,
+        rate_per_s=one.rate_per_s * domains,
+        today=min(rows, one.today * domains),
+        spills=max(0, rows - one.today * domains),
+        by_deadline=min(rows, one.by_deadline * domains),
+        limits=tuple(
+            Bind(bind.name, bind.per_s * domains, f"{bind.arithmetic}, {domains:,} destinations") for bind in one.limits
+        ),
+    )
+
+
 def _limits(
     provider: str, sources: Sequence[Source], budgets: Budgets, connect_s: float, message_s: float
 ) -> tuple[list[Bind], float]:
@@ -200,7 +230,7 @@ def _limits(
     words: dict[str, str] = {}
     rate = 0.0
     for source in sources:
-        budget = budgets.of(provider, source.name)
+        budget = _budget(budgets, provider, source)
         k, c = budget.messages_per_connection, budget.connections
         each = {"connections": c * k / (connect_s + k * message_s)}
         words["connections"] = (
@@ -242,23 +272,27 @@ def _days(
     left, today, by_deadline = rows, 0, 0
     capped = ""
     per_source = rate / len(sources)
+    # Sources on the same day with the same cap are counted once and multiplied.
+    alike: dict[tuple[int | None, int | None], int] = {}
+    for source in sources:
+        kind = (_budget(budgets, provider, source).messages_per_day, source.warmup_day)
+        alike[kind] = alike.get(kind, 0) + 1
     for day in range(MOST_DAYS):
         allowed, slowest, name = 0, 0.0, ""
         warming = False
-        for source in sources:
+        for (daily, began), many in alike.items():
             cap = per_source * DAY_S
             hourly = per_source
-            daily = budgets.of(provider, source.name).messages_per_day
             if daily is not None and daily < cap:
                 cap, name = daily, "messages a day"
-            if schedule is not None and source.warmup_day is not None:
-                caps = schedule.caps(source.warmup_day + day, share)
+            if schedule is not None and began is not None:
+                caps = schedule.caps(began + day, share)
                 if caps.daily is not None and caps.hourly is not None:
                     warming = True
                     if caps.daily < cap:
-                        cap, name = caps.daily, f"warm-up day {source.warmup_day}"
+                        cap, name = caps.daily, f"warm-up day {began}"
                     hourly = min(hourly, caps.hourly / 3600)
-            allowed += int(min(cap, hourly * DAY_S))
+            allowed += many * int(min(cap, hourly * DAY_S))
             slowest = max(slowest, int(min(cap, hourly * DAY_S)) / hourly if hourly else 0.0)
         sent = min(left, allowed)
         if day == 0:

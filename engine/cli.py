@@ -30,8 +30,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "write-back": ("engine.commands.results", "write_back_command"),
     "sink": ("engine.commands.sink", "sink"),
     "simulate": ("engine.commands.simulate", "simulate"),
-    "capacity": ("engine.commands.capacity", "capacity"),
+    "capacity": ("engine.commands.capacity", "capacity_command"),
     "bounces": ("engine.commands.bounces", "bounces"),
+    "resolve": ("engine.commands.resolve", "resolve"),
+    "budgets": ("engine.commands.budgets", "budgets"),
+    "replies": ("engine.commands.replies", "replies"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

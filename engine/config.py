@@ -170,6 +170,10 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     pipeline_depth: int = 4
     pipelining: bool = True
     chunking: bool = True
+    # mode = "direct": sources and limits per provider stand in budgets.toml beside this file.
+    nameservers: tuple[str, ...] = ()  # "ADDRESS" or "ADDRESS:PORT"; default: the machine's
+    smtp_port: int = 25
+    allow_private_hosts: bool = False  # MX hosts at private and loopback addresses, for tests and inner networks
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes
@@ -230,8 +234,11 @@ class BouncesTable(Table, frozen=True, kw_only=True):
     # false asks for a token or a Message-ID of ours.
     by_address: bool = True
     delete_handled: bool = False  # Maildir and IMAP: delete what was matched and recorded
+
+
 class SuppressionTable(Table, frozen=True, kw_only=True):
     """[suppression]: live."""
+
     # Entries older than this become keyed hashes by `engine forget --expired`: nobody is named, all stay suppressed.
     retention_days: int | None = None
 
@@ -250,10 +257,10 @@ class Settings(Table, frozen=True, kw_only=True):
     control: ControlTable = ControlTable()
     bounces: BouncesTable = BouncesTable()
 
-    # What may change while the campaign runs; the rest is frozen at `plan`.
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces"})
     suppression: SuppressionTable = SuppressionTable()
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "suppression"})
+
+    # What may change while the campaign runs; the rest is frozen at `plan`.
+    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces", "suppression"})
 
 
 def decode_custom(kind: type, value: Any) -> Any:

@@ -6,6 +6,7 @@ settled is found again, and known by its key. Two readers may share a mailbox: w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import ssl
 import time
@@ -137,18 +138,14 @@ class ImapSource:
         if self._client is not None:
             try:
                 self._client.logout()
-            except _lost():
-                pass
-            finally:
                 self._client = None
+            except _lost():
+                self._forget()
 
     def _forget(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            try:
-                client.shutdown()
-            except _lost():
-                pass
+            _hang_up(client)
 
     def _connected(self) -> Any:
         if self._client is not None:
@@ -161,17 +158,32 @@ class ImapSource:
             if self._table.tls == "unverified":
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
+        client: Any = None
         try:
             client = IMAPClient(
-                self._host, port=self._port, ssl=self._is_tls, ssl_context=context if self._is_tls else None, timeout=60
+                self._host,
+                port=self._port,
+                ssl=self._is_tls,
+                ssl_context=context if self._is_tls else None,
+                timeout=60,
             )
             if not self._is_tls and context is not None:
                 client.starttls(context)
             client.login(self._user, self._password)
         except _lost() as problem:
+            if client is not None:
+                _hang_up(client)
             raise SourceUnreadable(source=self.name, problem=_words(problem)) from None
         self._client = client
         return client
+
+
+def _hang_up(client: Any) -> None:
+    """Close the socket without a word: the server may be gone."""
+    with contextlib.suppress(*_lost()):
+        client.shutdown()
+    with contextlib.suppress(OSError, AttributeError):
+        client.socket().close()
 
 
 def _lost() -> tuple[type[BaseException], ...]:

@@ -18,6 +18,7 @@ from engine.lists.inspect import Inspection, inspect
 from engine.lists.opening import FORMATS, Reading, open_files, parse_types
 from engine.lists.prepare import Report, Wishes, work_folder
 from engine.lists.prepare import prepare as prepare_list
+from engine.lists.providers_file import read_providers
 from engine.lists.scan import SuppressionList
 from engine.lists.sql_source import sql_source
 from engine.lists.suppression_files import SuppressionFile, is_suppression_folder
@@ -89,7 +90,9 @@ class Bars:
 )
 @click.option("--list-id", metavar="ID", help="Obey unsubscribes of this list too. [default: of all lists only]")
 @click.option(
-    "--providers", type=click.Path(path_type=Path, exists=True), help="JSON file {domain: provider}: mix by provider."
+    "--providers",
+    type=click.Path(path_type=Path, exists=True),
+    help="Mix by provider: domains.jsonl of `engine resolve`, or a JSON object {domain: provider}.",
 )
 @click.option("--fold-local/--keep-local-case", default=True, show_default=True, help="Ann@ and ann@ are one.")
 @click.option("--fold-provider", is_flag=True, help="a.nn+news@gmail.com and ann@gmail.com are one.")
@@ -162,7 +165,7 @@ def prepare(
         row_group_rows=row_group_rows,
         memory_bytes=memory << 20,
     )
-    known = msgspec.json.decode(providers.read_bytes(), type=dict[str, str]) if providers else None
+    known = read_providers(providers) if providers else None
     with work_folder(work_parent or output.parent) as work, Bars() as bars:
         if from_url:
             assert query is not None

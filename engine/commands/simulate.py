@@ -12,6 +12,7 @@ import msgspec
 
 from engine.commands.common import span
 from engine.rehearse.models import load_world
+from engine.rehearse.picture import picture
 from engine.rehearse.simulate import Course, Told
 from engine.rehearse.simulate import simulate as play
 
@@ -24,6 +25,7 @@ from engine.rehearse.simulate import simulate as play
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--throttle", type=click.Choice(["adaptive", "classic"]), default="adaptive", show_default=True)
 @click.option("--minutes", type=click.Path(dir_okay=False, path_type=Path), help="Write minute by minute as CSV.")
+@click.option("--picture", "svg", type=click.Path(dir_okay=False, path_type=Path), help="Draw it as SVG.")
 @click.option("--events", is_flag=True, help="Print every change of the throttle, on stderr.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object on stdout.")
 def simulate(
@@ -34,6 +36,7 @@ def simulate(
     seed: int,
     throttle: Literal["adaptive", "classic"],
     minutes: Path | None,
+    svg: Path | None,
     events: bool,
     as_json: bool,
 ) -> None:
@@ -57,6 +60,8 @@ def simulate(
             writer = csv.writer(file)
             writer.writerow(("minute", "provider", "accepted", "limited", "connections", "rate_per_s"))
             writer.writerows(msgspec.structs.astuple(sample) for sample in told.samples)
+    if svg is not None:
+        svg.write_text(picture(told.samples, f"{world.title} ({throttle} throttle)"), "utf-8")
     if as_json:
         click.echo(msgspec.json.encode(figures(told)).decode())
     else:

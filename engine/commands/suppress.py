@@ -246,6 +246,6 @@ def forget(
     for file, count in done.rows.items():
         click.echo(f"{count} rows erased in {file}")
     click.echo(
-        "not touched: exports the list was made from, backups, mail servers' logs, send logs written with log_addresses",
+        "not touched: exports the list was made from, backups, mail servers' logs, send logs with log_addresses",
         err=True,
     )

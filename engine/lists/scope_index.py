@@ -126,6 +126,8 @@ class ScopeState:
             table = table.filter(pc.invert(is_forgotten))
             pieces.append(hash_column(table.column("address")))
             lifts.append(table.column("lifted").to_numpy())
+        if self.index is not None and covered == self.start:
+            return  # somebody else was quicker
         hashes = np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint64)
         lifted = np.concatenate(lifts) if lifts else np.empty(0, dtype=np.bool_)
         del pieces, lifts

@@ -104,6 +104,8 @@ class State(msgspec.Struct, kw_only=True):
     measured_bad: int = 0
     barren: int = 0  # measurements in a row without any success
     refusal: str = ""  # the last one, for the reason
+    good_rate_per_s: float | None = None  # before the last easing that came after a quiet time,
+    good_until_at: float = 0.0  # which was then
     probe_from: float | None = None  # the good rate to return to when the probe is refused
     probe_until_at: float = 0.0  # what was refused since is the probe's doing
     next_probe_at: float = 0.0
@@ -262,7 +264,7 @@ class Adaptive:
     first_step = 0.04
     largest_step = 0.32
     first_probe_s = 120.0
-    last_probe_s = 900.0
+    last_probe_s = 600.0
     hidden_s = 7.5  # a bucket that holds so many seconds of its rate hides an excess of x for hidden_s / x
     first_connection_s = 300.0
     last_connection_s = 2400.0
@@ -407,6 +409,8 @@ class Adaptive:
         accepted = max(attempted * (1 - share) * self.margin, attempted / 4, 1 / 60)
         if state.rate_per_s is not None:
             accepted = min(accepted, state.rate_per_s * self.margin)
+            if state.eased_at is None or now - state.eased_at > 2 * WINDOW_S:
+                state.good_rate_per_s, state.good_until_at = state.rate_per_s, now
         if state.probe_from is not None and share <= 3 * state.step:
             accepted = state.probe_from  # the probe was a little too high: what was good before is good still
         state.rate_per_s = accepted
@@ -423,6 +427,9 @@ class Adaptive:
         pause = min(self.last_storm_pause_s, self.first_storm_pause_s * 2.0**state.repeats)
         state.repeats = min(state.repeats + 1, 16)
         state.suspend(seen.now, pause, reason)
+        if state.good_rate_per_s is not None and seen.now - state.good_until_at <= 2 * WINDOW_S:
+            # What looked like a lower limit a minute ago was the beginning of a block: that says nothing of the rate.
+            state.rate_per_s = state.good_rate_per_s
         state.doubles = True
         state.connections = min(1, state.limits.connections)
         state.unreachable = state.refused_run = state.barren = 0
@@ -433,8 +440,9 @@ class Adaptive:
         opened = seen.connections if seen.connections is not None else state.connections
         state.connections = max(1, opened if opened < state.connections else state.connections - 1)
         state.connections_eased_at = seen.now
-        wait = 2 * state.connection_wait_s if state.connection_wait_s else self.first_connection_s
-        state.connection_wait_s = min(self.last_connection_s, wait)
+        # Only a refused probe makes the next one wait longer; a limit that falls step by step does not.
+        wait = 2 * state.connection_wait_s if state.connection_probe else state.connection_wait_s
+        state.connection_wait_s = min(self.last_connection_s, max(self.first_connection_s, wait))
         state.next_connection_at = seen.now + state.connection_wait_s
         state.connection_probe = False
         state.reason = f"too many connections: {state.connections} were accepted"

@@ -194,6 +194,8 @@ class Played:
                 return Answer(Kind.SILENT)
             else:
                 return self._refuse(place, now, model.block_reply)
+        if place.connections > self.connections:  # the limit was lowered under those that are open
+            return self._answer(Kind.TOO_MANY_CONNECTIONS, model.connections_reply, takes / 4, closes=True)
         if self.messages_per_connection is not None and on_connection >= self.messages_per_connection:
             return self._answer(Kind.TOO_MANY_PER_CONNECTION, model.per_connection_reply, takes / 4, closes=True)
         if now < place.blocked_until:

@@ -512,6 +512,7 @@ class Simulation:
         signal = Signal.UNREACHABLE if answer.kind is Kind.SILENT else Signal(answer.kind.value)
         if connections is None:
             connections = sum(len(each.connections.get(lane, ())) for each in machine.workers)
+            connections -= signal is Signal.TOO_MANY_CONNECTIONS  # the one that was sent away
         machine.throttle.observe(
             Key(machine.name, str(lane)),
             Observation(

@@ -45,8 +45,10 @@ class ListRows:
     @property
     def id_type(self) -> pa.DataType:
         """The id column's type; null where there is none."""
-        if self.id is None or self.schema is None:
+        if self.id is None:
             return pa.null()
+        if self.schema is None:
+            return pa.string()
         kind = self.schema.field(self.id).type
         return kind.value_type if pa.types.is_dictionary(kind) else kind
 

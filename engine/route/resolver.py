@@ -146,6 +146,9 @@ class Resolver:
         if isinstance(mx, Failed):
             return DnsDeferred(domain, mx.why), _FAILED_S
         if not mx.exists:
+            if self._providers.of_domain(domain) is not None:
+                # A name server that denies gmail.com is broken or lying; believing it would bounce the list.
+                return DnsDeferred(domain, "the name server denies that a well-known domain exists"), _FAILED_S
             return NoSuchDomain(domain, "there is no such domain"), mx.ttl_s
         if not mx.records:
             return await self._implicit(domain, mx.ttl_s)

@@ -7,6 +7,7 @@ in failure here is never about a recipient.
 from __future__ import annotations
 
 import asyncio
+import base64
 import socket
 import ssl
 from enum import StrEnum
@@ -275,7 +276,7 @@ async def _log_in(client: aiosmtplib.SMTP, destination: Destination, host: Host,
         except aiosmtplib.SMTPResponseException as refused:
             if refused.code == 504 and method != usable[-1]:
                 continue  # offered and not known after all; no password was judged
-            failure = _refusal(Stage.AUTH, refused)
+            failure = _without(_refusal(Stage.AUTH, refused), login)
             why = Ended.AUTH_DEFERRED if 400 <= refused.code < 500 else Ended.AUTH_REFUSED
             raise _Stop(msgspec.structs.replace(failure, why=why, error=f"login by {method.upper()}")) from None
         except aiosmtplib.SMTPException as error:
@@ -283,6 +284,17 @@ async def _log_in(client: aiosmtplib.SMTP, destination: Destination, host: Host,
         else:
             return method.upper()
     raise AssertionError("the last mechanism returned or raised")
+
+
+def _without(failure: Failure, login: Credentials) -> Failure:
+    """A server may repeat what it was sent; the password goes into no log."""
+    if failure.reply is None:
+        return failure
+    text = failure.reply.text
+    plain = f"\0{login.username}\0{login.password}"
+    for secret in (login.password, *(base64.b64encode(part.encode()).decode() for part in (plain, login.password))):
+        text = text.replace(secret, "***")
+    return msgspec.structs.replace(failure, reply=Reply(failure.reply.code, text))
 
 
 def _refusal(stage: Stage, refused: aiosmtplib.SMTPResponseException) -> Failure:

@@ -96,7 +96,7 @@ class Pool:
         self._rng = rng or random.Random()
         self._wanted = 0
         self._sessions: list[Session] = []
-        self._connecting: dict[asyncio.Task[None], Host] = {}
+        self._connecting: dict[asyncio.Task[Connected | Failure], Host] = {}
         self._turn = 0
         self._retry_at: float | None = None
         self._is_closed = False
@@ -170,6 +170,11 @@ class Pool:
             await self._all_gone.wait()
         self._watch.remove(self)
 
+    def retire(self) -> None:
+        """The pool holds nothing and is not needed: stop watching it."""
+        self._is_closed = True
+        self._watch.remove(self)
+
     # ---- inside
 
     def _fill(self) -> None:
@@ -180,6 +185,7 @@ class Pool:
                 return
             task = asyncio.get_running_loop().create_task(self._connect(host))
             self._connecting[task] = host
+            task.add_done_callback(self._connect_done)
 
     def _usable(self) -> int:
         return sum(1 for session in self._sessions if not session.dialogue.is_ending)
@@ -212,32 +218,30 @@ class Pool:
             pipelining=manner.pipelining and memory.no_pipelining_until <= now,
         )
 
-    async def _connect(self, host: Host) -> None:
-        memory = self._of(host)
-        connected: Connected | Failure | None = None
+    async def _connect(self, host: Host) -> Connected | Failure:
+        plain = self._of(host).tls_broken_until > self._clock.monotonic()
         try:
-            plain = memory.tls_broken_until > self._clock.monotonic()
-            connected = await establish(self.destination, host, self.limits, plain=plain)
-        except asyncio.CancelledError:
+            return await establish(self.destination, host, self.limits, plain=plain)
+        except Exception as bug:  # e.g. a file limit while making a socket; it must not stop the run
+            return Failure(Ended.COULD_NOT_CONNECT, Stage.CONNECT, None, f"{type(bug).__name__}: {bug}")
+
+    def _connect_done(self, task: asyncio.Task[Connected | Failure]) -> None:
+        """Called once for each task, also for one that was cancelled before it began."""
+        host = self._connecting.pop(task)
+        outcome = None if task.cancelled() else task.result()
+        if isinstance(outcome, Connected) and not self._is_closed:
+            self._opened(host, outcome)
             return
-        except Exception as bug:  # e.g. a file limit while making a socket; the slot must come back whatever it was
-            connected = Failure(Ended.COULD_NOT_CONNECT, Stage.CONNECT, None, f"{type(bug).__name__}: {bug}")
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            self._connecting.pop(task, None)
-            if not isinstance(connected, Connected):
-                self._slots.release()
-                self._note_gone()
-        if isinstance(connected, Failure):
-            self._failed(host, connected)
-            return
-        if self._is_closed:
-            connected.transport.abort()
-            self._slots.release()
-            self._note_gone()
-            return
+        if isinstance(outcome, Connected):
+            outcome.transport.abort()
+        self._slots.release()
+        self._note_gone()
+        if isinstance(outcome, Failure):
+            self._failed(host, outcome)
+
+    def _opened(self, host: Host, connected: Connected) -> None:
         now = self._clock.monotonic()
+        memory = self._of(host)
         dialogue = Dialogue(connected.offer, self._manner(host), chunking_proven=memory.chunking_proven)
         session = Session(
             connected, self.destination, self, self._listener, self._watch.buffer, now=now, dialogue=dialogue
@@ -262,6 +266,8 @@ class Pool:
 
     def _back_off(self, host: Host, now: float, first_s: float) -> None:
         memory = self._of(host)
+        if now < memory.dead_until:
+            return  # connections that fail together are one failure
         memory.failures += 1
         wait_s = min(first_s * 2 ** min(memory.failures - 1, 16), MAX_BACK_OFF_S)
         memory.dead_until = now + wait_s * self._rng.uniform(0.8, 1.2)

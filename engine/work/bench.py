@@ -38,6 +38,7 @@ class Flight(msgspec.Struct, gc=False):
     lane: int
     attempt: int
     first_at: float
+    started_at: float
 
 
 class LaneTally(msgspec.Struct):
@@ -76,6 +77,8 @@ class Workbench:
         self.resent: set[int] = set()
         self.lanes: dict[int, LaneTally] = defaultdict(LaneTally)
         self.invalid = self.suppressed = self.expired = 0
+        self.refused_unsent = 0  # by DNS: the domain takes no mail
+        self.to_suppress: list[tuple[int, str, str]] = []  # rows whose recipient was refused for good
         self.batch_done: Callable[[OpenBatch], None] = lambda batch: None
         self._batches: dict[int, OpenBatch] = {}
         self._starts: list[int] = []

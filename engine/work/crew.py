@@ -34,6 +34,7 @@ class Hand(msgspec.Struct, kw_only=True, eq=False):
     open_rows: int = 0
     in_doubt: int = 0  # told, of batches that are not done
     has_demand: bool = False
+    connections: dict[str, int] = {}
     batches: dict[int, tuple[int, int]] = {}  # batch -> (first row, rows), as assigned and not done
     unread: int = 0
     waiting: int = 0

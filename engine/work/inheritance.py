@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from engine.control.entries import OPEN, log_of
@@ -45,8 +46,8 @@ class LogStory(msgspec.Struct):
         return self.is_whole and (not entry.log_length or self.seals.get(entry.log_length) == entry.log_seal)
 
 
-def read_story(path: Path) -> LogStory | None:
-    """What a log says; None where it cannot be read, or a living process holds it."""
+def read_story(path: Path, rows: Iterable[int]) -> LogStory | None:
+    """What a log says of `rows`; None where it cannot be read, or a living process holds it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -55,14 +56,14 @@ def read_story(path: Path) -> LogStory | None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.fstat(file).st_size:
             return None
-        return _read(pa.memory_map(str(path)).read_buffer())
+        return _read(pa.memory_map(str(path)).read_buffer(), np.array(sorted(rows), np.uint64))
     except (OSError, LogDamaged):
         return None
     finally:
         os.close(file)
 
 
-def _read(buffer: pa.Buffer) -> LogStory:
+def _read(buffer: pa.Buffer, rows: npt.NDArray[np.uint64]) -> LogStory:
     reader = Reader(buffer)
     header = reader.log.header
     story = LogStory(header.host_id, header.boot_id, {}, {}, {}, True)
@@ -70,6 +71,10 @@ def _read(buffer: pa.Buffer) -> LogStory:
     for batch in reader:
         length = reader.log.length
         story.seals[length] = reader.log.seal
+        wanted = np.isin(batch.column("row").to_numpy(), rows)
+        if not wanted.any():
+            continue
+        batch = batch.filter(pa.array(wanted))
         names = ("kind", "serial", "row", "verdict", "reason", "code", "attempt", "wait_s")
         columns: list[list[Any]] = [batch.column(name).to_pylist() for name in names]
         at = batch.column("at").cast(pa.int64()).to_pylist()
@@ -131,7 +136,8 @@ def report_logs_here(
         by_log.setdefault(log_of(entry.window), []).append(entry)
     told: list[Told] = []
     for log_id, mine in by_log.items():
-        story = read_story(logs / f"{log_id}.arrows")
+        rows = {int(row) for e in mine for row in np.frombuffer(e.rows, "<u4").astype(np.int64) + first_row_of[e.batch]}
+        story = read_story(logs / f"{log_id}.arrows", rows)
         if story is None or story.host_id != host_id or (boot_id is not None and story.boot_id != boot_id):
             continue
         told += [t for e in mine if (t := told_by(story, e, first_row_of[e.batch], offset_us)) is not None]

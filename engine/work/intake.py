@@ -34,7 +34,7 @@ class SuppressionCheck(Protocol):
 class Lanes(Protocol):
     """What we ask of routing: where a domain's rows queue."""
 
-    def lane_of(self, domain: str) -> int | None:
+    def lane_of(self, domain: str, row: int) -> int | None:
         """The lane, or None while it is being looked up: the row is then `held_for` the domain."""
 
     def hold(self, domain: str, row: int) -> None:
@@ -153,7 +153,7 @@ class Intake:
                 bench.is_suppressed(number)
                 continue
             if is_new:
-                lane = lanes.lane_of(mailbox.domain)
+                lane = lanes.lane_of(mailbox.domain, number)
                 if lane is None:
                     lanes.hold(mailbox.domain, number)
                     continue
@@ -187,7 +187,7 @@ class Intake:
             if isinstance(mailbox, AddressError):
                 bench.is_invalid(number, Reason.ADDRESS, str(mailbox))
                 continue
-            lane = self._lanes.lane_of(mailbox.domain)
+            lane = self._lanes.lane_of(mailbox.domain, number)
             if lane is None:
                 self._unrouted.append(waiting)
                 continue

@@ -1,40 +1,43 @@
-"""Lanes: where rows queue, one per destination; slots and allowances of a lane are what the supervisor handed out.
+"""Accounts and lanes: what the supervisor handed out per key, and where rows queue per destination.
 
-Through a relay there is one lane for every domain. A lane speaks for its key (source, provider): it opens connections
-only with slots, sends only against allowances, and gives both back.
+An *account* stands for a key (source, provider): its slots and allowances, shared by every lane of that key in this
+worker. A *lane* is one destination: a set of hosts, with the connections to them. Through a relay there is one of each;
+direct delivery has a lane per source and set of MX hosts, made when the first row needs it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 
 from engine.clock import Clock
-from engine.smtp.pool import Pool
-from engine.smtp.session import Session
+from engine.smtp.destination import ConnectionLimits, Destination
+from engine.smtp.pool import HostMemory, Pool
+from engine.smtp.session import Listener, Session
 from engine.work.messages import Key
 
+_UNLIMITED = 1 << 30
 
-class DeliveryLane:
-    """One destination of one worker."""
 
-    def __init__(self, index: int, key: Key, provider: int, source: int, clock: Clock, *, is_rated: bool) -> None:
-        self.index = index
+class Account:
+    """Slots and allowances of one key in this worker."""
+
+    def __init__(self, key: Key, clock: Clock, *, is_rated: bool) -> None:
         self.key = key
-        self.provider = provider  # numbers in the log
-        self.source = source
-        self.provider_name: str | None = key[1]
-        self.pool: Pool | None = None
         self.granted = 0
         self.used = 0
         self.is_rated = is_rated  # messages go only against an allowance
+        self.lanes: list[Lane] = []
+        self.spent = 0  # since the last pulse
+        self.spent_at = 0.0
+        self.was_told = False  # the supervisor knows of rows that wait for this key
         self._clock = clock
         self._allowances: deque[tuple[int, float]] = deque()
         self.give_slots_back: Callable[[int], None] = lambda connections: None
         self.give_messages_back: Callable[[int], None] = lambda messages: None
 
-    # -- slots (smtp.pool asks these) ------------------------------------------------------------------------------
+    # -- slots (smtp.pool asks these) --------------------------------------------------------------------------------
 
     def acquire(self) -> bool:
         """Take a slot for a new connection."""
@@ -52,8 +55,9 @@ class DeliveryLane:
     def grant(self, connections: int) -> None:
         """The supervisor gave more slots."""
         self.granted += connections
-        if self.pool is not None:
-            self.pool.slots_changed()
+        for lane in self.lanes:
+            if lane.pool is not None:
+                lane.pool.slots_changed()
 
     def revoke(self, connections: int) -> None:
         """The supervisor wants slots back: unused ones go at once, others when their connection closes."""
@@ -61,12 +65,19 @@ class DeliveryLane:
         if free > 0:
             self.granted -= free
             self.give_slots_back(free)
-        if connections > free and self.pool is not None:
-            self.pool.shrink(connections - free)
+        left = connections - max(free, 0)
+        # From the lanes with the most connections first.
+        for lane in sorted(self.lanes, key=lambda lane: -lane.open):
+            if left <= 0:
+                return
+            share = min(left, lane.open)
+            if share and lane.pool is not None:
+                lane.pool.shrink(share)
+                left -= share
 
     def give_back_unused(self) -> None:
         """Slots without a connection, where nobody here has a row for them."""
-        if spare := self.granted - self.used:
+        if (spare := self.granted - self.used) > 0:
             self.granted -= spare
             self.give_slots_back(spare)
 
@@ -77,16 +88,20 @@ class DeliveryLane:
         self._allowances.append((messages, self._clock.monotonic() + valid_s))
 
     def allowance(self) -> int:
+        """Messages that may be sent now."""
         if not self.is_rated:
-            return 1 << 30
+            return _UNLIMITED
         now = self._clock.monotonic()
         while self._allowances and self._allowances[0][1] <= now:
             self._allowances.popleft()
         return sum(messages for messages, _ in self._allowances)
 
     def spend(self, messages: int) -> None:
-        if not self.is_rated:
+        """Count them against the allowance."""
+        if not self.is_rated or not messages:
             return
+        self.spent += messages
+        self.spent_at = self._clock.monotonic()
         while messages and self._allowances:
             have, until = self._allowances[0]
             spent = min(have, messages)
@@ -96,29 +111,95 @@ class DeliveryLane:
             else:
                 self._allowances[0] = (have - spent, until)
 
-    def unspend(self, messages: int) -> None:
-        if self.is_rated:
-            self.give_messages_back(messages)
 
-    # -- sessions ------------------------------------------------------------------------------------------------------
+class Lane:
+    """One destination of one worker."""
+
+    def __init__(
+        self,
+        index: int,
+        account: Account,
+        destination: Destination,
+        limits: ConnectionLimits,
+        listener: Callable[[Lane], Listener],
+        clock: Clock,
+        memory: dict[str, HostMemory],
+        *,
+        provider: int,
+        source: int,
+    ) -> None:
+        self.index = index
+        self.account = account
+        self.destination = destination
+        self.provider = provider  # numbers in the log
+        self.source = source
+        self.provider_name: str | None = account.key[1]
+        self.pool: Pool | None = None
+        self.limits = limits
+        self.unreachable_since: float | None = None
+        self.failures = 0
+        self._listener, self._clock, self._memory = listener, clock, memory
+        account.lanes.append(self)
+
+    @property
+    def key(self) -> Key:
+        return self.account.key
+
+    @property
+    def open(self) -> int:
+        """Established connections."""
+        return self.pool.open if self.pool is not None else 0
 
     def sessions(self) -> Iterable[Session]:
         return self.pool.ready if self.pool is not None else ()
 
-    def want(self, rows: int, depth: int) -> None:
-        """Ask for as many connections as `rows` (ready, parked and in flight) can keep busy."""
+    def allowance(self) -> int:
+        return self.account.allowance()
+
+    def spend(self, messages: int) -> None:
+        self.account.spend(messages)
+
+    def unspend(self, messages: int) -> None:
+        """They were not sent; the allowance they used has gone with its moment."""
+
+    def set_limits(self, limits: ConnectionLimits) -> None:
+        """Hold connections so from now on."""
+        self.limits = limits
         if self.pool is not None:
-            self.pool.want(min(self.granted, math.ceil(rows / max(1, depth))) if rows else 0)
+            self.pool.set_limits(limits)
+
+    def want(self, rows: int) -> None:
+        """Ask for as many connections as `rows` (ready, parked and in flight) can keep busy."""
+        if self.pool is None:
+            if not rows:
+                return
+            self.pool = Pool(
+                self.destination, self.limits, self.account, self._listener(self), self._clock, memory=self._memory
+            )
+        self.pool.want(min(self.account.granted, math.ceil(rows)) if rows else 0)
+
+    def rest(self) -> bool:
+        """Without a connection and a row the pool goes; True where the lane holds none."""
+        if self.pool is None:
+            return True
+        if self.pool.open or self.pool.connecting or self.pool.wanted:
+            return False
+        self.pool.retire()
+        self.pool = None
+        return True
 
 
-class RelayLanes:
-    """Everything goes through one relay: one lane."""
+class LaneTable:
+    """All accounts and lanes of one worker."""
 
-    def __init__(self, lane: DeliveryLane) -> None:
-        self.lane = lane
+    def __init__(self) -> None:
+        self.accounts: MutableMapping[Key, Account] = {}
+        self.lanes: list[Lane] = []
+        self.busy: dict[int, Lane] = {}  # lanes that have a pool
 
-    def lane_of(self, domain: str) -> int | None:
-        return self.lane.index
+    def account(self, key: Key) -> Account | None:
+        return self.accounts.get(key)
 
-    def hold(self, domain: str, row: int) -> None:
-        raise AssertionError("a relay's lane is always known")
+    def with_sessions(self) -> Iterable[Lane]:
+        """Lanes that may have something to send through."""
+        return tuple(self.busy.values())

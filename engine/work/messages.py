@@ -58,6 +58,23 @@ class Allow(Message, frozen=True):
     valid_s: float
 
 
+class Pace(Message, frozen=True):
+    """The throttle's word on a key: nothing for `for_s` seconds (0: go on), at most so many messages a connection."""
+
+    key: Key
+    for_s: float
+    reason: str
+    per_connection: int | None = None
+    is_rated: bool = False
+
+
+class Tripped(Message, frozen=True):
+    """The breaker of a provider opened or closed: "unknown user" defers meanwhile."""
+
+    provider: str
+    is_open: bool
+
+
 class Resend(Message, frozen=True):
     """An operator's word: the doubt of these rows is cancelled, attempt them again."""
 
@@ -95,7 +112,7 @@ class NotAdmitted(Message, frozen=True):
     is_alive: bool  # our lease
 
 
-Down = Assign | Grant | Revoke | Allow | Resend | Live | Pause | Drain | Admitted | NotAdmitted
+Down = Assign | Grant | Revoke | Allow | Pace | Tripped | Resend | Live | Pause | Drain | Admitted | NotAdmitted
 
 # -- worker to supervisor ---------------------------------------------------------------------------------------------
 
@@ -118,6 +135,23 @@ class ProviderCount(msgspec.Struct, frozen=True, array_like=True):
     connections: int
 
 
+class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An answer (or `count` accepted ones) as the throttle wants it. Times are the machine's monotonic seconds."""
+
+    key: Key
+    scope: str
+    signal: str
+    count: int
+    at: float
+    started_at: float
+    reply_s: float | None = None
+    connections: int | None = None
+    pause_s: float | None = None
+    then_connections: int | None = None
+    unknown: bool = False
+    text: str = ""
+
+
 class Pulse(Message, frozen=True):
     """Five times a second: what happened since the last one, and what is so now. It is the worker's sign of life."""
 
@@ -133,6 +167,10 @@ class Pulse(Message, frozen=True):
     in_flight: int
     next_due_us: int | None
     demand: list[tuple[Key, int]]
+    spent: list[tuple[Key, int, float]]  # messages sent on allowances, the last one when
+    seen: list[Seen]
+    suppress: list[tuple[int, str, str]]  # rows refused for good about the recipient: row, provider, reply
+    rejected_unsent: int  # refused by DNS, without a connection
     reason: str  # why nothing moves, where nothing does
 
 

@@ -34,7 +34,7 @@ class Progress:
         self.rows = rows
         self.before = 0  # rows that had their outcome when we began
         self.held_before = 0  # rows that were in doubt when we began
-        self.invalid = self.suppressed = self.expired = 0
+        self.invalid = self.suppressed = self.expired = self.rejected_unsent = 0
         self.providers: dict[str, ProviderProgress] = {}
         self.waiting = self.in_flight = self.parked = 0
         self.next_due_us: int | None = None
@@ -47,6 +47,7 @@ class Progress:
         self.invalid += pulse.invalid
         self.suppressed += pulse.suppressed
         self.expired += pulse.expired
+        self.rejected_unsent += pulse.rejected_unsent
         for told in pulse.providers:
             mine = self.providers.setdefault(told.provider, ProviderProgress())
             mine.accepted += told.accepted
@@ -61,7 +62,7 @@ class Progress:
 
     @property
     def rejected(self) -> int:
-        return sum(provider.rejected for provider in self.providers.values())
+        return self.rejected_unsent + sum(provider.rejected for provider in self.providers.values())
 
     @property
     def in_doubt(self) -> int:

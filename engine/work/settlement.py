@@ -5,20 +5,23 @@ The order in each case is record first, memory second; results are in the file w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-from engine.pace.judgement import Judgement
+from engine.pace.judgement import Class_, Judgement, Scope
 from engine.pace.retry import RetryPlan
 from engine.pace.rules import RuleBook
 from engine.smtp.dialogue import Accepted, Event, InDoubt, Lost, Refused
 from engine.work.bench import Flight, Workbench
+from engine.work.messages import Key
+from engine.work.observing import Observer
 from formats.reply import Reply
 from formats.sendlog import Reason, Verdict
 
 # A connection lost before the dot counts no attempt; but a row at which connections are lost again and again is
 # what loses them, and waits like a deferred one, so that it comes to an end.
 MOST_LOSSES = 3
+_WIDER_THAN_THE_ROW = frozenset({Scope.CONNECTION, Scope.SOURCE, Scope.SIGNING_DOMAIN, Scope.CAMPAIGN})
 
 
 class LaneNames(Protocol):
@@ -29,26 +32,37 @@ class LaneNames(Protocol):
     source: int
     provider_name: str | None
 
+    @property
+    def key(self) -> Key:
+        """(source, provider)."""
+
+    @property
+    def open(self) -> int:
+        """Connections now."""
+
 
 class Settlement:
     """Reads events for one worker."""
 
-    def __init__(self, bench: Workbench, rules: RuleBook, retry: RetryPlan) -> None:
+    def __init__(self, bench: Workbench, rules: RuleBook, retry: RetryPlan, observer: Observer) -> None:
         self._bench = bench
         self._rules = rules
         self.retry = retry
-        # Told of every judgement, with its lane: the throttle, suppression and the operator listen.
-        self.judged: Callable[[LaneNames, Judgement, Reply, Flight], None] = lambda lane, judgement, reply, flight: None
+        self._observer = observer
+        # Providers whose "unknown user" is not believed now (pace.breaker).
+        self.tripped: set[str] = set()
 
     def settle(self, lane: LaneNames, events: Sequence[Event]) -> None:
         """Each event about one ticket, each ticket once."""
         bench = self._bench
         tally = bench.lanes[lane.index]
+        now = bench.clock.monotonic()
         for event in events:
             flight = bench.flights.pop(event.ticket)
             match event:
                 case Accepted():
                     self._accepted(event, flight, lane)
+                    self._observer.accepted(lane.key, flight.started_at, now)
                     tally.accepted += 1
                 case Refused():
                     self._refused(event, flight, lane)
@@ -58,6 +72,10 @@ class Settlement:
                 case InDoubt():
                     tally.in_doubt += 1
                     self._in_doubt(event, flight, lane)
+
+    def judge(self, stage: str, reply: Reply, lane: LaneNames) -> Judgement:
+        """What a reply at this lane means."""
+        return self._rules.judge(stage, reply, lane.provider_name)
 
     def _accepted(self, event: Accepted, flight: Flight, lane: LaneNames) -> None:
         bench, row = self._bench, flight.row
@@ -77,10 +95,15 @@ class Settlement:
 
     def _refused(self, event: Refused, flight: Flight, lane: LaneNames) -> None:
         bench = self._bench
-        judgement = self._rules.judge(event.stage, event.reply, lane.provider_name)
-        self.judged(lane, judgement, event.reply, flight)
-        match judgement.verdict:
+        judgement = self.judge(event.stage, event.reply, lane)
+        self._observer.refused(lane.key, judgement, event.reply, flight.started_at, lane.open)
+        verdict = judgement.verdict
+        if verdict is Verdict.REJECTED and judgement.suppress and lane.provider_name in self.tripped:
+            verdict = Verdict.DEFERRED
+        match verdict:
             case Verdict.REJECTED:
+                if judgement.suppress:
+                    bench.to_suppress.append((flight.row, lane.provider_name or "", str(event.reply)[:200]))
                 bench.lanes[lane.index].rejected += 1
                 self._write(event.ticket, flight, lane, Verdict.REJECTED, event.reply, reason=judgement.reason)
                 bench.scheduler.settle(flight.row, flight.lane)
@@ -88,6 +111,8 @@ class Settlement:
                 bench.has_outcome(flight.row)
             case Verdict.DEFERRED:
                 bench.lanes[lane.index].deferred += 1
+                if judgement.scope in _WIDER_THAN_THE_ROW and judgement.class_ is not Class_.GREYLISTED:
+                    flight.attempt -= 1  # refused whoever it was for: the row burns no attempt
                 self._defer(event.ticket, flight, lane, event.reply, judgement.reason, judgement.wait_s)
             case Verdict.IN_DOUBT:
                 bench.lanes[lane.index].in_doubt += 1

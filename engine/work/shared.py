@@ -119,8 +119,8 @@ class Shared:
 
     def worker_gone(self, log_id: str, batches: list[int]) -> None:
         """A worker was reaped. Its log is read; its batches come back through `take`."""
-        story = read_story(self._campaign.logs / f"{log_id}.arrows")
         path = self._campaign.logs / f"{log_id}.arrows"
+        story = read_story(path, self.book.rows_of(log_id)) if self.book.has_open(log_id) else None
         if story is not None:
             self.book.worker_is_gone(log_id, story.results, story.serials)
         else:

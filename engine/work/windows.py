@@ -19,6 +19,7 @@ import numpy as np
 
 from engine.control.entries import DETAIL, OPEN, log_of, window_id
 from engine.control.store import Advance, Advanced, Opening, Settled, Told
+from engine.work.bench import Workbench
 from engine.work.logbook import Logbook
 from engine.work.messages import Admit, Admitted, NotAdmitted, Report, Reported
 from formats.sendlog import Reason, Verdict
@@ -34,29 +35,35 @@ DUE_AGAIN = frozenset({Verdict.DEFERRED, Verdict.LOST, Verdict.UNTOUCHED})
 class Gate:
     """Asks for rows before they are sent, and reports what became of them. One per worker."""
 
-    def __init__(self, send: Callable[[msgspec.Struct], None], position: Callable[[], tuple[int, str]]) -> None:
-        """`position` tells the log's length and last seal."""
+    def __init__(self, send: Callable[[msgspec.Struct], None]) -> None:
         self._send = send
-        self._position = position
         self._reports: list[Reported] = []
         self._asked: dict[int, tuple[int, int]] = {}  # serial -> (batch, first attempt's wall time)
+        self._log: ReportingLog | None = None
+
+    def attach(self, log: ReportingLog, bench: Workbench) -> None:
+        """Hear what `log` records of the rows of `bench`."""
+        self._log = log
+
+        def note(told: Reported) -> None:
+            if not told.serial and (batch := bench.batch_of(told.row)) is not None:
+                self._reports.append(msgspec.structs.replace(told, batch=batch.batch))
+            elif (asked := self._asked.pop(told.serial, None)) is not None:
+                self._reports.append(msgspec.structs.replace(told, batch=asked[0], first_us=asked[1]))
+
+        log.note = note
 
     def ask(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
-        """May these be sent? (serial, row, batch, wall time of the row's first attempt). `Admitted` answers."""
+        """May these be sent? (serial, row, batch, wall time of the row's first attempt). `Admitted` answers.
+
+        Their intents are durable: the log's length, told with them, says that it holds them.
+        """
+        assert self._log is not None
         self.flush()
         for serial, _, batch, first_us in rows:
             self._asked[serial] = (batch, first_us)
-        length, seal = self._position()
+        length, seal = self._log.position()
         self._send(Admit(rows=[(serial, row, batch) for serial, row, batch, _ in rows], length=length, seal=seal))
-
-    def note(self, report: Reported) -> None:
-        """A result was logged. `report.batch` is looked up for a row that was asked for."""
-        if report.serial:
-            asked = self._asked.pop(report.serial, None)
-            if asked is None:
-                return  # never asked for: nobody else knows of it
-            report = msgspec.structs.replace(report, batch=asked[0], first_us=asked[1])
-        self._reports.append(report)
 
     def flush(self) -> None:
         """Tell the supervisor what was noted."""
@@ -66,13 +73,12 @@ class Gate:
 
 
 class ReportingLog(Logbook):
-    """A send log whose results are reported as well."""
+    """A send log whose results are told to `note` as well."""
 
-    gate: Gate
-    batch_of: Callable[[int], int | None]
+    note: Callable[[Reported], None]
 
     def position(self) -> tuple[int, str]:
-        """How far the log has come."""
+        """How far the log has come, and its last seal."""
         return self._encoder.length, self._encoder.seal
 
     def result(
@@ -89,23 +95,10 @@ class ReportingLog(Logbook):
         wait_s: int = 0,
         text: str | None = None,
     ) -> None:
-        super().result(
-            serial,
-            row,
-            attempt,
-            verdict,
-            reason=reason,
-            code=code,
-            provider=provider,
-            source=source,
-            wait_s=wait_s,
-            text=text,
-        )
-        batch = -1 if serial else self.batch_of(row)
-        if batch is not None:
-            at_us = self._clock.wall_us()
-            due_us = at_us + wait_s * 1_000_000 if verdict is Verdict.DEFERRED else 0
-            self.gate.note(Reported(serial, row, batch, verdict, reason, code, attempt, due_us, 0))
+        names = {"reason": reason, "code": code, "provider": provider, "source": source, "wait_s": wait_s}
+        super().result(serial, row, attempt, verdict, **names, text=text)
+        due_us = self._clock.wall_us() + wait_s * 1_000_000 if verdict is Verdict.DEFERRED else 0
+        self.note(Reported(serial, row, 0, verdict, reason, code, attempt, due_us, 0))
 
 
 # -- the supervisor's side --------------------------------------------------------------------------------------------
@@ -228,6 +221,14 @@ class WindowBook:
     def has_reports(self) -> bool:
         """Whether the store does not know everything that we know."""
         return bool(self._under_way or self._dirty or any(w.settled for w in self._workers.values()))
+
+    def has_open(self, log_id: str) -> bool:
+        """Whether rows of this log are in windows, as far as we were told."""
+        return any(log == log_id for log, _ in self._places)
+
+    def rows_of(self, log_id: str) -> set[int]:
+        """Rows of this log that are in windows."""
+        return {window.rows[place] for (log, _), (window, place) in self._places.items() if log == log_id}
 
     def knows_all_of(self, batch: int) -> bool:
         """Whether the store was told everything about the batch: its windows are closed, and no outcome waits."""

@@ -25,22 +25,26 @@ from engine.compose.render import build_composer
 from engine.config import DeliveryTable, RetryTable, Settings, decode_custom
 from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
+from engine.pace.budgets import load_budgets
 from engine.pace.retry import RetryPlan
 from engine.pace.rules import load_rules
 from engine.pace.scheduler import Scheduler
+from engine.route.dns_client import DnsClient, NameServer, system_servers
+from engine.route.provider import load_providers
+from engine.route.resolver import Resolver
 from engine.rows import RowReader, open_parquet
-from engine.smtp.destination import ConnectionLimits, Destination, relay_destination
+from engine.smtp.destination import Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
 from engine.smtp.handshake import Ended
-from engine.smtp.pool import Pool
 from engine.smtp.session import Session
 from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
 from engine.work.intake import Intake
-from engine.work.lanes import DeliveryLane, RelayLanes
+from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
 from engine.work.messages import (
+    Admitted,
     Allow,
     Assign,
     BatchDone,
@@ -48,19 +52,25 @@ from engine.work.messages import (
     Drain,
     Goodbye,
     Grant,
+    Key,
     Live,
+    NotAdmitted,
+    Pace,
     Pause,
     ProviderCount,
     Pulse,
     Released,
-    Resend,
     Revoke,
     Started,
     Stopped,
     Told,
+    Tripped,
     Unused,
 )
+from engine.work.observing import Observer
+from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file
 from engine.work.settlement import Settlement
+from engine.work.windows import Gate, ReportingLog
 from formats.reply import Reply
 from formats.sendlog import Header
 
@@ -113,7 +123,6 @@ class Worker:
         clock = SystemClock()
         self._clock, self._channel = clock, channel
         campaign = Campaign(Path(start.folder))
-        self._folder = campaign.folder
         settings = campaign.settings()
         if start.relay is not None:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
@@ -132,37 +141,49 @@ class Worker:
             started_at_us=clock.wall_us(),
         )
         path = campaign.logs / f"{header.log_id}.arrows"
-        self._log = Logbook(path, header, clock, durability=settings.log.durability)
+        self._gate = Gate(channel.send) if plan.store != "sqlite" else None
+        kind = Logbook if self._gate is None else ReportingLog
+        self._log = kind(path, header, clock, durability=settings.log.durability)
         rng = random.Random(start.seed)
         scheduler = Scheduler(rng=rng, tick_s=_wheel_grain_s(settings))
         bench = self._bench = Workbench(settings, self._log, scheduler, clock, rng)
         bench.batch_done = self._batch_done
-        lane = self._relay_lane(settings)
-        self._lanes = [lane]
+        self._table = LaneTable()
+        self._observer = Observer(clock)
+        retry = RetryPlan.from_settings(settings.retry)
+        self._routing = self._make_routing(campaign, settings, retry, rng)
         self._suppressions = Suppressions(campaign.suppression, list_id=settings.campaign.list_id)
         reader = RowReader(plan, [plan.address_column, *composer.columns])
-        self._intake = Intake(bench, reader, RelayLanes(lane), self._suppressions)
-        self._dispatch = Dispatch(bench, composer, lambda: self._lanes)
+        self._intake = Intake(bench, reader, self._routing, self._suppressions)
+        if isinstance(self._routing, DirectRouting):
+            self._routing.routed = self._intake.routed
+        self._dispatch = Dispatch(bench, composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
-        self._settlement = Settlement(bench, load_rules(), RetryPlan.from_settings(settings.retry))
+        if self._gate is not None and isinstance(self._log, ReportingLog):
+            self._dispatch.admission = self._gate
+            self._gate.attach(self._log, bench)
+        self._settlement = Settlement(bench, load_rules(), retry, self._observer)
         self._ticks = 0
         self._told_full = False
         self._is_draining = False
         self._reason = ""
         channel.send(Started(log_id=header.log_id))
 
-    def _relay_lane(self, settings: Settings) -> DeliveryLane:
-        destination = relay_destination(settings.delivery, os.environ, folder=self._folder)
-        key = ("", destination.key)
-        is_rated = settings.delivery.messages_per_second is not None
-        lane = DeliveryLane(
-            0, key, self._log.provider(destination.key), self._log.source("default"), self._clock, is_rated=is_rated
-        )
-        lane.give_slots_back = lambda n: self._channel.send(Released(key=key, connections=n))
-        lane.give_messages_back = lambda n: self._channel.send(Unused(key=key, messages=n))
-        limits = ConnectionLimits.of(settings.delivery)
-        lane.pool = Pool(destination, limits, lane, _Ear(self, lane), self._clock)
-        return lane
+    def _make_routing(
+        self, campaign: Campaign, settings: Settings, retry: RetryPlan, rng: random.Random
+    ) -> RelayRouting | DirectRouting:
+        maker = LaneMaker(self._table, self._bench, lambda lane: _Ear(self, lane), self._wire)
+        if settings.delivery.mode == "relay":
+            destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
+            return RelayRouting(maker, destination, settings.delivery)
+        budgets = load_budgets(budgets_file(campaign.folder))
+        resolver = make_resolver(settings.delivery, self._clock, rng)
+        return DirectRouting(maker, resolver, budgets, settings.delivery, retry, self._clock)
+
+    def _wire(self, account: Account) -> None:
+        key, channel = account.key, self._channel
+        account.give_slots_back = lambda n: channel.send(Released(key=key, connections=n))
+        account.give_messages_back = lambda n: channel.send(Unused(key=key, messages=n))
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -191,47 +212,74 @@ class Worker:
         match message:
             case Assign():
                 self._intake.assign(message)
-            case Grant():
-                self._lane(message.key).grant(message.connections)
-            case Revoke():
-                self._lane(message.key).revoke(message.connections)
-            case Allow():
-                self._lane(message.key).allow(message.messages, message.valid_s)
-                self._dispatch.wake()
+            case Grant() | Revoke() | Allow() | Pace():
+                account = self._table.account(message.key)
+                if account is not None:
+                    self._pace(account, message)
+            case Tripped():
+                change = self._settlement.tripped.add if message.is_open else self._settlement.tripped.discard
+                change(message.provider)
             case Pause():
                 self._dispatch.paused = message.reason if message.paused else None
                 self._dispatch.wake()
             case Live():
                 self._apply(message)
-            case Resend():
-                pass
+            case Admitted():
+                self._dispatch.admitted(message.serials)
+            case NotAdmitted():
+                self._dispatch.refused(message.serials)
             case Drain():
                 self._drain()
 
-    def _lane(self, key: tuple[str, str]) -> DeliveryLane:
-        return next(lane for lane in self._lanes if lane.key == key)
+    def _pace(self, account: Account, message: Grant | Revoke | Allow | Pace) -> None:
+        match message:
+            case Grant():
+                account.grant(message.connections)
+            case Revoke():
+                account.revoke(message.connections)
+            case Allow():
+                account.allow(message.messages, message.valid_s)
+            case Pace():
+                self._apply_pace(account, message)
+        self._dispatch.wake()
+
+    def _apply_pace(self, account: Account, pace: Pace) -> None:
+        """The throttle's word: rows of a suspended key wait as numbers, and burn no attempt."""
+        account.is_rated = pace.is_rated
+        scheduler, now = self._bench.scheduler, self._clock.monotonic()
+        for lane in account.lanes:
+            if pace.for_s > 0:
+                for row in scheduler.suspend_lane(lane.index, now + pace.for_s, pace.reason):
+                    self._bench.open.pop(row, None)
+            elif scheduler.suspension(lane.index) is not None and lane.unreachable_since is None:
+                scheduler.resume_lane(lane.index)
+            most = lane.limits.messages_per_connection
+            if pace.per_connection is not None and lane.pool is not None:
+                eased = min(most, pace.per_connection)
+                lane.pool.set_limits(msgspec.structs.replace(lane.limits, messages_per_connection=eased))
+            elif lane.pool is not None:
+                lane.pool.set_limits(lane.limits)
 
     def _apply(self, live: Live) -> None:
         delivery = msgspec.json.decode(live.delivery, type=DeliveryTable, dec_hook=decode_custom)
         retry = msgspec.json.decode(live.retry, type=RetryTable, dec_hook=decode_custom)
         self._bench.settings = msgspec.structs.replace(self._bench.settings, delivery=delivery, retry=retry)
         self._settlement.retry = RetryPlan.from_settings(retry)
-        for lane in self._lanes:
-            lane.is_rated = delivery.messages_per_second is not None
-            if lane.pool is not None:
-                lane.pool.set_limits(ConnectionLimits.of(delivery))
+        self._routing.apply(delivery)
 
     def _drain(self) -> None:
         self._is_draining = True
         self._dispatch.is_stopped = True
+        self._dispatch.give_up_asking()
         self._bench.scheduler.stop()
 
     async def _end(self) -> None:
-        for lane in self._lanes:
-            if lane.pool is not None:
-                await lane.pool.close()
+        pools = [lane.pool for lane in self._table.lanes if lane.pool is not None]
+        await asyncio.gather(*(pool.close() for pool in pools))
         with contextlib.suppress(LogUnwritable):
             self._log.close()
+        if self._gate is not None:
+            self._gate.flush()
         self._pulse()
         self._channel.send(Goodbye(open_rows=self._bench.open_rows))
         await self._channel.flush()
@@ -259,8 +307,9 @@ class Worker:
 
     # -- sessions ----------------------------------------------------------------------------------------------------
 
-    def has_events(self, lane: DeliveryLane, events: list[Event]) -> None:
+    def has_events(self, lane: Lane, events: list[Event]) -> None:
         """A session has answers."""
+        lane.failures, lane.unreachable_since = 0, None
         self._settlement.settle(lane, events)
         self._dispatch.wake()
 
@@ -268,7 +317,7 @@ class Worker:
         """A session has capacity."""
         self._dispatch.wake()
 
-    def has_ended(self, lane: DeliveryLane, why: Ended, stage: Stage, reply: Reply | None, error: str) -> None:
+    def has_ended(self, lane: Lane, why: Ended, stage: Stage, reply: Reply | None, error: str) -> None:
         """A connection ended, or could not be made."""
         said = f"{why} at {stage.upper()}" + (f": {reply}" if reply else f": {error}" if error else "")
         if why is Ended.AUTH_REFUSED:
@@ -280,7 +329,32 @@ class Worker:
             self._reason = f"{lane.key[1]}: {said}"
             fields: dict[str, str | int | float] = {"destination": lane.key[1], "why": said}
             self._channel.send(Told(level="info", event="connection_ended", fields=fields))
+            self._observe_ending(lane, stage, reply, said)
         self._dispatch.wake()
+
+    def _observe_ending(self, lane: Lane, stage: Stage, reply: Reply | None, said: str) -> None:
+        now = self._clock.monotonic()
+        if reply is not None and reply.code >= 400:
+            judgement = self._settlement.judge(stage, reply, lane)
+            self._observer.refused(lane.key, judgement, reply, now, lane.open)
+        elif isinstance(self._routing, DirectRouting):
+            # A relay that cannot be reached is no matter of pace: the pool backs off, and the run gives up in time.
+            self._observer.unreachable(lane.key, said)
+        if isinstance(self._routing, DirectRouting) and not lane.open:
+            self._rest_lane(lane, said, now)
+
+    def _rest_lane(self, lane: Lane, said: str, now: float) -> None:
+        """No host of a destination can be had: its rows wait together, by the retry plan, and burn no attempt."""
+        pool = lane.pool
+        if pool is None or pool.retry_at is None:
+            return  # another host is tried next
+        lane.failures += 1
+        lane.unreachable_since = lane.unreachable_since or now
+        plan = self._settlement.retry
+        wait_s = plan.next_wait(lane.failures, lane.unreachable_since, now, self._bench.rng)
+        until = now + wait_s if wait_s is not None else plan.expires_at(lane.unreachable_since)
+        for row in self._bench.scheduler.suspend_lane(lane.index, until, f"unreachable: {said}"):
+            self._bench.open.pop(row, None)
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -291,17 +365,41 @@ class Worker:
             bench.open.pop(row, None)
             bench.is_expired(row, bench.scheduler.history(row)[0])
         self._flush()
-        demand = bench.scheduler.demand()
-        for lane in self._lanes:
-            in_flight = sum(1 for flight in bench.flights.values() if flight.lane == lane.index)
-            rows = demand.get(lane.index, 0) + in_flight
-            lane.want(rows, 1)
-            if not rows:
-                lane.give_back_unused()
+        self._routing.tick(now)
+        self._want_connections(now)
         if self._ticks % PULSE_TICKS == 0:
             self._suppressions.refresh()
             self._pulse()
         self._dispatch.wake()
+
+    def _want_connections(self, now: float) -> None:
+        rows = bench_rows = self._bench.scheduler.demand()
+        for flight in self._bench.flights.values():
+            rows[flight.lane] = rows.get(flight.lane, 0) + 1
+        for index in bench_rows.keys() - self._table.busy.keys():
+            self._table.busy[index] = self._table.lanes[index]
+        for index, lane in list(self._table.busy.items()):
+            if lane.unreachable_since is not None and self._settlement.retry.expires_at(lane.unreachable_since) <= now:
+                self._give_up(lane, now)
+            lane.want(rows.get(index, 0))
+            if not rows.get(index, 0) and lane.rest():
+                del self._table.busy[index]
+        for account in self._table.accounts.values():
+            if account.granted > account.used and not any(rows.get(lane.index) for lane in account.lanes):
+                account.give_back_unused()
+
+    def _give_up(self, lane: Lane, now: float) -> None:
+        """A destination that could not be reached for the maximum age: its rows are given up."""
+        bench = self._bench
+        bench.scheduler.resume_lane(lane.index)
+        while rows := bench.scheduler.wanted(1000):
+            for row in rows:
+                bench.scheduler.returned(row)
+        for row in bench.scheduler.take(lane.index, 1 << 20, now):
+            attempts = bench.scheduler.history(row)[0]
+            bench.scheduler.settle(row, lane.index)
+            bench.open.pop(row, None)
+            bench.is_expired(row, attempts)
 
     def _flush(self) -> None:
         try:
@@ -311,6 +409,8 @@ class Worker:
         if self._log.is_full and not self._told_full:
             self._told_full = True
             self._log_failed(LogUnwritable(file=self._log.path, problem="no space left on the device"))
+        if self._gate is not None:
+            self._gate.flush()
 
     def _log_failed(self, problem: LogUnwritable) -> None:
         self._stop(problem)
@@ -321,37 +421,73 @@ class Worker:
         self._drain()
 
     def _pulse(self) -> None:
-        bench = self._bench
-        counts = []
-        for lane in self._lanes:
-            tally = bench.lanes.pop(lane.index, None)
-            connections = lane.pool.open if lane.pool is not None else 0
-            if tally is None and not connections:
-                continue
-            tally = tally or LaneTally()
-            verdicts = (tally.accepted, tally.rejected, tally.deferred, tally.lost, tally.in_doubt)
-            counts.append(ProviderCount(lane.key[1], *verdicts, connections=connections))
-        demand = bench.scheduler.demand()
-        due = bench.scheduler.next_due()
+        bench, scheduler = self._bench, self._bench.scheduler
+        due = scheduler.next_due()
+        demand: dict[Key, int] = {account.key: 0 for account in self._table.accounts.values() if account.was_told}
+        for index, rows in scheduler.demand().items():
+            key = self._table.lanes[index].key
+            demand[key] = demand.get(key, 0) + rows
+        spent = []
+        for account in self._table.accounts.values():
+            account.was_told = bool(demand.get(account.key))
+            if account.spent:
+                spent.append((account.key, account.spent, account.spent_at))
+                account.spent = 0
         self._channel.send(
             Pulse(
                 invalid=bench.invalid,
                 suppressed=bench.suppressed,
                 expired=bench.expired,
-                providers=counts,
-                unread=self._intake.unread,
+                rejected_unsent=bench.refused_unsent,
+                providers=self._provider_counts(),
+                unread=self._intake.unread + self._routing.held,
                 open_rows=bench.open_rows,
-                ready=bench.scheduler.ready,
-                parked=bench.scheduler.parked,
-                waiting=bench.scheduler.waiting,
+                ready=scheduler.ready,
+                parked=scheduler.parked,
+                waiting=scheduler.waiting,
                 in_flight=len(bench.flights),
-                next_due_us=bench.wall_of(due) if due is not None and bench.scheduler.waiting else None,
-                demand=[(lane.key, demand[lane.index]) for lane in self._lanes if lane.index in demand],
+                next_due_us=bench.wall_of(due) if due is not None else None,
+                demand=list(demand.items()),
+                spent=spent,
+                seen=self._observer.take(),
+                suppress=bench.to_suppress,
                 reason=self._dispatch.paused or self._reason,
             )
         )
-        bench.invalid = bench.suppressed = bench.expired = 0
+        bench.invalid = bench.suppressed = bench.expired = bench.refused_unsent = 0
+        bench.to_suppress = []
         self._reason = ""
+
+    def _provider_counts(self) -> list[ProviderCount]:
+        """Verdicts since the last pulse and connections, summed over the lanes of a provider."""
+        by_provider: dict[str, list[int]] = {}
+        for index in self._bench.lanes.keys() | self._table.busy.keys():
+            lane = self._table.lanes[index]
+            tally = self._bench.lanes.get(index) or LaneTally()
+            counts = by_provider.setdefault(lane.key[1], [0] * 6)
+            now = (tally.accepted, tally.rejected, tally.deferred, tally.lost, tally.in_doubt, lane.open)
+            by_provider[lane.key[1]] = [a + b for a, b in zip(counts, now, strict=True)]
+        self._bench.lanes.clear()
+        return [ProviderCount(name, *counts) for name, counts in by_provider.items() if any(counts)]
+
+
+def make_resolver(delivery: DeliveryTable, clock: SystemClock, rng: random.Random) -> Resolver:
+    """The resolver that [delivery] describes."""
+    servers = [name_server(text) for text in delivery.nameservers] or system_servers()
+    own = [delivery.greeting_name] if delivery.greeting_name else []
+    client = DnsClient(servers)
+    return Resolver(client, load_providers(), clock, own_names=own, allow_private=delivery.allow_private_hosts, rng=rng)
+
+
+def name_server(text: str) -> NameServer:
+    """A name server as settings write it: ADDRESS or ADDRESS:PORT, an IPv6 address with a port in brackets."""
+    if text.startswith("["):
+        address, _, port = text[1:].partition("]")
+        return NameServer(address, int(port.lstrip(":") or 53))
+    if text.count(":") == 1:
+        address, _, port = text.partition(":")
+        return NameServer(address, int(port))
+    return NameServer(text)
 
 
 def _wheel_grain_s(settings: Settings) -> float:
@@ -362,7 +498,7 @@ def _wheel_grain_s(settings: Settings) -> float:
 class _Ear:
     """A lane's pool tells its worker through this."""
 
-    def __init__(self, worker: Worker, lane: DeliveryLane) -> None:
+    def __init__(self, worker: Worker, lane: Lane) -> None:
         self._worker, self._lane = worker, lane
 
     def on_ready(self, session: Session) -> None:

@@ -3,6 +3,8 @@
 Recipients are in example domains; nothing here is copied from real mail.
 """
 
+# ruff: noqa: E501 (notices are written as hosts write them)
+
 from __future__ import annotations
 
 RETURNED = """\
@@ -276,7 +278,7 @@ NOTICES: dict[str, tuple[bytes, list[str], bool]] = {
         plain(
             "This message was created automatically by mail delivery software.\n\n"
             "A message that you sent could not be delivered to one or more of\nits recipients. This is a permanent error."
-            " The following address\nfailed:\n\n\"ann@example.org\":\nSMTP error from remote server after RCPT command:\n"
+            ' The following address\nfailed:\n\n"ann@example.org":\nSMTP error from remote server after RCPT command:\n'
             "host: mx.example.org\n5.2.2 <ann@example.org>... Mailbox full\n\n"
             "--- The header of the original message is following. ---\n\n" + TO
         ),

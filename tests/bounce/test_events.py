@@ -67,7 +67,9 @@ def test_ses_holiday_reply_is_an_automatic_reply() -> None:
     assert event.kind is Kind.AUTO_REPLY
 
 
-@pytest.mark.parametrize("sort", [("Transient", "MailboxFull"), ("Permanent", "Suppressed"), ("Undetermined", "Undetermined")])
+@pytest.mark.parametrize(
+    "sort", [("Transient", "MailboxFull"), ("Permanent", "Suppressed"), ("Undetermined", "Undetermined")]
+)
 def test_ses_bounce_without_diagnostic_is_never_hard_unless_it_says_no_email(sort: tuple[str, str]) -> None:
     value = json.loads(json.dumps(BOUNCE))
     value["bounce"].update(bounceType=sort[0], bounceSubType=sort[1])
@@ -86,18 +88,19 @@ def test_generic_events_as_list_and_as_lines() -> None:
 @pytest.mark.parametrize(
     "raw",
     [b"", b"x", b"[]", b"1", b'"x"', b"{}", b'{"event": "party"}', b'{"event": "bounce"}', b"\xff", b"[" * 100_000,
-     b'{"Type": "Notification", "Message": "no json"}', b'{"notificationType": "Bounce", "bounce": 1, "mail": []}'],
+     b'{"Type": "Notification", "Message": "no json"}'],
 )  # fmt: skip
 def test_what_is_no_event_is_refused_in_words(raw: bytes) -> None:
-    try:
-        (event,) = read_events(raw)
-    except EventError as problem:
-        assert str(problem)
-    else:
-        assert event.recipients == ()
+    with pytest.raises(EventError, match=r"\w"):
+        read_events(raw)
 
 
 def test_subscription_is_told_and_not_visited() -> None:
     raw = json.dumps({"Type": "SubscriptionConfirmation", "SubscribeURL": "https://sns.example/x"}).encode()
     assert subscription_url(raw) == "https://sns.example/x"
     assert subscription_url(b"[]") == subscription_url(b"x") == ""
+
+
+def test_event_of_unexpected_shape_names_nobody() -> None:
+    (event,) = read_events(b'{"notificationType": "Bounce", "bounce": 1, "mail": []}')
+    assert event.recipients == ()

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 import time
 import tracemalloc
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from notices import FAILED, NOTICES, plain, report
 
 from engine.bounce.classify import classify, shipped_rules
@@ -93,7 +88,9 @@ def test_any_bytes_are_read(raw: bytes) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=300))
 def test_any_text_from_a_mail_system_is_read(text: str) -> None:
-    raw = plain("The message could not be delivered to:\n" + text).replace(b"\r", b"").decode("utf-8", "replace").encode()
+    raw = (
+        plain("The message could not be delivered to:\n" + text).replace(b"\r", b"").decode("utf-8", "replace").encode()
+    )
     for finding in classify(read_feedback(raw), shipped_rules()):
         assert finding.address
 
@@ -130,5 +127,10 @@ def test_damaged_notices_are_read() -> None:
 
 def test_last_resort_never_raises() -> None:
     rng = random.Random(8)
-    for raw in (b"", b"From: \n\nx", b"From:\nSubject: x\n\nTo: a@b", *(damaged(report(FAILED), rng) for _ in range(60))):
+    for raw in (
+        b"",
+        b"From: \n\nx",
+        b"From:\nSubject: x\n\nTo: a@b",
+        *(damaged(report(FAILED), rng) for _ in range(60)),
+    ):
         assert isinstance(address_by_flufl(raw), list)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import Sent, StoppedClock
+from sent_campaign import Sent, StoppedClock
 
 from engine.bounce import intake
 from engine.bounce.classify import shipped_rules
@@ -98,7 +98,9 @@ def test_folder_of_messages_stays_and_unmatched_ones_are_copied(sent: Sent, desk
 def test_mbox_and_what_is_appended_to_it(sent: Sent, desk: Desk, tmp_path: Path) -> None:
     path = tmp_path / "mbox"
     line = b"From MAILER-DAEMON Mon Mar  2 10:00:00 2026\n"
-    path.write_bytes(line + sent.bounce(1) + b"\n" + line + sent.bounce(2).replace(b"\n\n", b"\n\n>From us\n", 1) + b"\n")
+    path.write_bytes(
+        line + sent.bounce(1) + b"\n" + line + sent.bounce(2).replace(b"\n\n", b"\n\n>From us\n", 1) + b"\n"
+    )
     source = open_source(path, tmp_path / "unmatched")
     tally = intake.read_once([source], desk)
     assert (tally.messages, tally.decisions) == (2, {"suppressed": 2})

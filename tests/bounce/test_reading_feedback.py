@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import base64
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
 from notices import FAILED, FULL, HOLIDAYS, NOTICES, RETURNED, plain, report
 
 from engine.bounce.classify import classify, shipped_rules
@@ -111,7 +106,9 @@ def test_specific_status_in_the_diagnostic_beats_a_general_one() -> None:
         ("5.1.1", "smtp; 552 5.2.2 Over quota", False),
         ("5.1.1", "smtp; 550 5.1.1 <ann@example.org> 192.0.2.1 has sent to too many recipients this hour", False),
     ):
-        block = f"Final-Recipient: rfc822; ann@example.org\nAction: failed\nStatus: {status}\nDiagnostic-Code: {diagnostic}"
+        block = (
+            f"Final-Recipient: rfc822; ann@example.org\nAction: failed\nStatus: {status}\nDiagnostic-Code: {diagnostic}"
+        )
         (finding,) = classify(read_feedback(report(block)), shipped_rules())
         assert finding.hard is hard, diagnostic
 
@@ -146,7 +143,8 @@ def test_forwarded_report_is_read_and_doubted() -> None:
 def arf(fields: str, returned: str) -> bytes:
     return (
         "From: fbl@provider.example\nTo: fbl@example.com\nSubject: FW: The weekly\nMIME-Version: 1.0\n"
-        'Content-Type: multipart/report; report-type=feedback-report; boundary="=_a"\n\n--=_a\nContent-Type: text/plain\n\n'
+        'Content-Type: multipart/report; report-type=feedback-report; boundary="=_a"\n\n'
+        "--=_a\nContent-Type: text/plain\n\n"
         "This is an abuse report.\n--=_a\nContent-Type: message/feedback-report\n\nFeedback-Type: abuse\nVersion: 1\n"
         f"User-Agent: X/1\n{fields}\n--=_a\nContent-Type: message/rfc822\n\n{returned}\n--=_a--\n"
     ).encode()
@@ -208,7 +206,8 @@ def test_unsubscribe_by_mail(subject: str) -> None:
 
 def test_delay_in_words_is_a_delay() -> None:
     raw = plain(
-        "This is the mail system at host relay.example.net.\n\n# THIS IS A WARNING ONLY.  YOU DO NOT NEED TO RESEND.\n\n"
+        "This is the mail system at host relay.example.net.\n\n"
+        "# THIS IS A WARNING ONLY.  YOU DO NOT NEED TO RESEND.\n\n"
         "Your message could not be delivered for more than 4 hour(s).\nIt will be retried until it is 5 day(s) old.\n\n"
         "<ann@example.org>: connect to mx.example.org[192.0.2.7]:25: Connection timed out\n",
         subject="Delayed Mail (still being retried)",

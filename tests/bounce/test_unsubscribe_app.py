@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Sent, StoppedClock
+from sent_campaign import Sent, StoppedClock
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -62,7 +62,7 @@ ONE_CLICK = {"data": {"List-Unsubscribe": "One-Click"}}
 def test_one_click(client: Client, sent: Sent) -> None:
     answer = client.request("POST", f"/u/{sent.marks(1).unsubscribe}", **ONE_CLICK)
     assert answer.status_code == 200
-    assert "location" not in answer.headers and "set-cookie" not in answer.headers
+    assert not {"location", "set-cookie"} & set(answer.headers)
     assert suppressed(sent) == ["ben@example.org"]
     assert suppressed(sent, "other-list") == []
 
@@ -74,7 +74,8 @@ def test_get_and_head_change_nothing(client: Client, sent: Sent) -> None:
         assert answer.status_code == 200
     assert suppressed(sent) == []
     page = client.request("GET", f"/u/{sent.marks(1).unsubscribe}", headers={"accept-language": "de-CH, en;q=0.5"})
-    assert "<form method=post" in page.text and "Abmelden" in page.text
+    assert "<form method=post" in page.text
+    assert "Abmelden" in page.text
     assert page.headers["referrer-policy"] == "no-referrer"
 
 

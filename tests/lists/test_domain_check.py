@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from engine.lists.domain_check import Answer, check_domains
+import asyncio
 
-ZONE = {
-    ("good.org", "MX"): Answer.YES,
-    ("gone.org", "MX"): Answer.NO_NAME,
-    ("null.org", "MX"): Answer.NULL_MX,
-    ("bare.org", "MX"): Answer.NOTHING,
-    ("bare.org", "A"): Answer.NOTHING,
-    ("bare.org", "AAAA"): Answer.YES,
-    ("web.org", "MX"): Answer.NOTHING,
-    ("web.org", "A"): Answer.NOTHING,
-    ("web.org", "AAAA"): Answer.NOTHING,
-    ("slow.org", "MX"): Answer.UNKNOWN,
-    ("half.org", "MX"): Answer.NOTHING,
-    ("half.org", "A"): Answer.UNKNOWN,
-    ("half.org", "AAAA"): Answer.NOTHING,
-}
+from engine.lists.domain_check import check_all
+from engine.route.resolver import Destination, DnsDeferred, NoSuchDomain, NullMx, Route, Unroutable
+
+ZONE: list[Destination] = [
+    Route("good.org", (), "good", "good", 60.0),
+    NoSuchDomain("gone.org", "no such domain"),
+    NullMx("null.org"),
+    Unroutable("odd.org", "its MX is an address"),
+    DnsDeferred("slow.org", "no answer"),
+]
 
 
-async def ask(domain: str, kind: str) -> Answer:
-    return ZONE[domain, kind]
+async def find(domain: str) -> Destination:
+    return next(one for one in ZONE if one.domain == domain)
 
 
 def test_only_certain_answers_leave_a_domain_out() -> None:
-    assert check_domains([domain for domain, kind in ZONE if kind == "MX"], ask=ask) == {
+    assert asyncio.run(check_all([one.domain for one in ZONE], find)) == {
         "gone.org": "no such domain",
         "null.org": "takes no mail (null MX)",
-        "web.org": "neither mail server nor address",
     }

@@ -244,6 +244,22 @@ def test_a_folder_is_all_its_list_files(prepared: Callable[..., Any], tmp_path: 
         prepared(tmp_path / "none")
 
 
+def test_providers_from_what_resolve_keeps_or_from_a_map(tmp_path: Path) -> None:
+    from engine.lists.providers_file import read_providers
+
+    path = tmp_path / "domains.jsonl"
+    path.write_text(
+        '{"domain":"a.org","kind":"route","at_us":1,"provider":"old"}\n{"domain":"b.org","kind":"deferred","at_us":1}\n'
+        '{"domain":"a.org","kind":"route","at_us":2,"provider":"new"}\n'
+    )
+    assert read_providers(path) == {"a.org": "new"}
+    path.write_text('{"a.org": "new"}')
+    assert read_providers(path) == {"a.org": "new"}
+    path.write_text("a.org,new\n")
+    with pytest.raises(ListUnreadable, match=r"domains\.jsonl"):
+        read_providers(path)
+
+
 def test_sqlite_by_query(tmp_path: Path) -> None:
     import sqlite3
 

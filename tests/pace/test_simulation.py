@@ -5,11 +5,25 @@ The same at full scale: `benchmarks/pace.py --full`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
+from click.testing import CliRunner
 
+from engine.commands.simulate import simulate as command
 from engine.pace.retry import RetryPlan
-from engine.rehearse.models import Change, Model, Outage, World, bound_s, load_world, rows_of, shipped_worlds
+from engine.rehearse.models import (
+    Change,
+    Model,
+    Outage,
+    World,
+    WorldError,
+    bound_s,
+    load_world,
+    rows_of,
+    shipped_worlds,
+)
 from engine.rehearse.simulate import Course, Told, simulate
 
 HOUR = 3600.0
@@ -144,6 +158,26 @@ def test_messages_per_connection_are_learnt_once() -> None:
     assert told.ratio <= 1.1
 
 
+def test_after_a_block_the_rate_is_what_it_was_before() -> None:
+    block = (Outage("block", 1800.0, 3600.0),)
+    told = simulate(course(hidden(rate_per_s=2.0, changes=(), outages=block, greylist_share=0.0), rows=10_000))
+    late = [s for s in told.samples if s.minute == 75]
+    assert late[0].accepted >= 0.9 * 120
+
+
+def test_a_connection_limit_that_drops_and_returns() -> None:
+    changes = (Change(at_s=1000.0, connections=2), Change(at_s=3000.0, connections=8))
+    told = simulate(course(Model(name="one", share=1, message_s=2.0, connections=8, changes=changes), rows=16_000))
+    assert 1.0 <= told.ratio <= 1.25
+    all_settled(told)
+
+
+def test_no_course_is_quicker_than_its_bound() -> None:
+    for name in shipped_worlds():
+        told = simulate(Course(world=load_world(name), rows=5000, machines=1, workers=2))
+        assert all(p.finished_s >= p.bound_s * 0.999 for p in told.providers if p.bound_s > 60), name
+
+
 def test_a_reputation_that_falls_with_pressure_is_kept() -> None:
     told = simulate(course(hidden(reputation_cost=0.002, changes=(), greylist_share=0.0), rows=8000))
     assert told.ratio < 1.2
@@ -183,3 +217,18 @@ def test_hidden_limits_in_the_shipped_world(seed: int) -> None:
     told = simulate(Course(world=load_world("hidden"), rows=200_000, machines=1, workers=8, seed=seed))
     assert told.ratio <= 1.15
     assert told.limited_share < 0.05
+
+
+def test_the_command_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
+    svg, minutes = tmp_path / "p.svg", tmp_path / "m.csv"
+    asked = ["--world", "drop", "--rows", "2000", "--picture", str(svg), "--minutes", str(minutes), "--events"]
+    out = CliRunner().invoke(command, asked, catch_exceptions=False)
+    assert "steady" in out.output
+    assert "of bound" in out.output
+    assert svg.read_text().count("<polyline") == 12
+    assert minutes.read_text().startswith("minute,provider,accepted,limited")
+    unknown = CliRunner().invoke(command, ["--world", "nowhere"])
+    assert isinstance(unknown.exception, WorldError)
+    wrong = tmp_path / "w.toml"
+    wrong.write_text('title = "x"\n[[provider]]\nname = "a"\nspeed = 3\n')
+    assert isinstance(CliRunner().invoke(command, ["--world", str(wrong)]).exception, WorldError)

@@ -115,6 +115,7 @@ def make_plan(rows: int, *, files: Sequence[ListFile] | None = None, batch: int 
         address_column="email",
         id_column="id",
         columns=["email", "name"],
+        list_id="weekly",
         list_fingerprint="l",
         settings_fingerprint="s",
         templates_fingerprint="t",

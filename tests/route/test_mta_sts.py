@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from dns_world import Zone, serving
 from test_resolver import SetClock
 
 from engine.route.dns_client import DnsClient
-from engine.route.mta_sts import PolicyCache, StsPolicy, parse_policy, parse_record
+from engine.route.mta_sts import HttpsFetcher, PolicyCache, StsPolicy, parse_policy, parse_record
 from engine.route.provider import load_providers
 from engine.route.resolver import DnsDeferred, Resolver, Route
 
@@ -123,3 +129,73 @@ def test_a_domain_without_or_with_a_broken_policy_is_unaffected(tmp_path: Path) 
             await client.close()
 
     asyncio.run(run())
+
+
+def certificate_for(name: str, folder: Path) -> tuple[Path, Path]:
+    """A key and a self-signed certificate for `name`."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = folder / "cert.pem"
+    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    secret = folder / "key.pem"
+    secret.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return pem, secret
+
+
+@pytest.mark.parametrize(
+    ("response", "named", "fetched"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n" % len(FILE) + FILE, True, FILE),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + FILE, True, FILE),
+        (b"HTTP/1.1 301 Moved\r\nLocation: https://elsewhere.test/\r\n\r\n", True, None),
+        (b"HTTP/1.1 404 Not Found\r\n\r\n" + FILE, True, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999999\r\n\r\n" + FILE, True, None),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n" + FILE, True, None),
+        (b"", True, None),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + FILE, False, None),  # a certificate for another name
+    ],
+)
+def test_policy_files_come_over_verified_https_without_redirects(
+    tmp_path: Path, response: bytes, named: bool, fetched: bytes | None
+) -> None:
+    pem, secret = certificate_for("mta-sts.example.org" if named else "mta-sts.example.com", tmp_path)
+    inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    inside.load_cert_chain(pem, secret)
+    trusting = ssl.create_default_context(cafile=str(pem))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.readuntil(b"\r\n\r\n")
+        assert asked.startswith(b"GET /.well-known/mta-sts.txt HTTP/1.0\r\nHost: mta-sts.example.org\r\n")
+        writer.write(response)
+        await writer.drain()
+        writer.close()
+
+    async def run() -> bytes | None:
+        async with serving({"mta-sts.example.org": {"A": ["127.0.0.1"]}}) as server:
+            assert server.at is not None
+            web = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=inside)
+            client = DnsClient([server.at])
+            fetcher = HttpsFetcher(client, port=web.sockets[0].getsockname()[1], context=trusting)
+            try:
+                return await fetcher.fetch("example.org")
+            finally:
+                await client.close()
+                web.close()
+                await asyncio.sleep(0.05)
+
+    assert asyncio.run(run()) == fetched

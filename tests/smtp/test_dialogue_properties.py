@@ -74,7 +74,7 @@ def check_against(server: ModelServer, events: list[Event], tickets: int, writte
     flavours,
     st.booleans(),
 )
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=300)
 def test_what_is_reported_agrees_with_what_the_server_took(
     data: st.DataObject, offer: Offer, manner: Manner, flavour: Flavour, proven: bool
 ) -> None:
@@ -155,7 +155,7 @@ bursts = st.lists(st.lists(lines, max_size=6).map(lambda some: b"".join(line + b
     st.booleans(),
 )
 @example([[b"250 ok\r\n" * 50]], Offer(pipelining=True, chunking=True), Manner(), True)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=250)
 def test_a_server_that_keeps_no_rule(rounds: list[list[bytes]], offer: Offer, manner: Manner, proven: bool) -> None:
     dialogue = Dialogue(offer, manner, chunking_proven=proven)
     events: list[Event] = []

@@ -1,0 +1,111 @@
+"""What a worker notices about the pace of each key, told to the supervisor with the pulse.
+
+Judgements (pace.rules) become signals (pace.throttle) here, for siblings do not know each other. Accepted messages are
+told as one observation a pulse and key; refusals one by one, for each has its own beginning and text.
+"""
+
+from __future__ import annotations
+
+from engine.clock import Clock
+from engine.pace.judgement import Class_, Judgement, Scope
+from engine.pace.throttle import Signal
+from engine.work.messages import Key, Seen
+from formats.reply import Reply
+from formats.sendlog import Verdict
+
+MOST_SEEN = 500  # refusals told one by one in a pulse; a flood beyond is added to the last one of its kind
+
+_BY_CLASS = {
+    Class_.GREYLISTED: Signal.GREYLISTED,
+    Class_.RATE: Signal.RATE,
+    Class_.QUOTA: Signal.RATE,
+    Class_.TOO_MANY_CONNECTIONS: Signal.TOO_MANY_CONNECTIONS,
+    Class_.TOO_MANY_PER_CONNECTION: Signal.TOO_MANY_PER_CONNECTION,
+    Class_.REPUTATION: Signal.REPUTATION,
+    Class_.BLOCKLISTED: Signal.REPUTATION,
+    Class_.SERVER_BUSY: Signal.BUSY,
+    Class_.SHUTDOWN: Signal.BUSY,
+    Class_.NETWORK: Signal.OTHER_4XX,
+}
+# Refused now, and about the mailbox: the provider works as usual.
+_ABOUT_MAILBOX = frozenset({Class_.MAILBOX_FULL, Class_.RECIPIENT_RATE, Class_.RECIPIENT_REFUSES})
+
+
+def signal_of(judgement: Judgement) -> Signal:
+    """What a judged reply says about pace."""
+    if judgement.scope is Scope.RECIPIENT:
+        mailbox = judgement.class_ is not Class_.GREYLISTED
+        return Signal.BOUNCED if mailbox else Signal.GREYLISTED
+    found = _BY_CLASS.get(judgement.class_)
+    if found is not None:
+        return found
+    if judgement.class_ in _ABOUT_MAILBOX:
+        return Signal.BOUNCED
+    return Signal.REFUSED if judgement.verdict is Verdict.REJECTED else Signal.OTHER_4XX
+
+
+class Observer:
+    """Collects what was seen since the last pulse."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._accepted: dict[Key, tuple[int, float]] = {}
+        self._refused: list[Seen] = []
+
+    def accepted(self, key: Key, started_at: float, now: float) -> None:
+        """One message was taken."""
+        count, reply_s = self._accepted.get(key, (0, 0.0))
+        self._accepted[key] = (count + 1, reply_s + now - started_at)
+
+    def refused(self, key: Key, judgement: Judgement, reply: Reply, started_at: float, connections: int) -> None:
+        """One was refused."""
+        now = self._clock.monotonic()
+        action = judgement.action
+        self._add(
+            Seen(
+                key=key,
+                scope=judgement.scope.value,
+                signal=signal_of(judgement).value,
+                count=1,
+                at=now,
+                started_at=started_at,
+                reply_s=now - started_at,
+                connections=connections,
+                # Only what the provider documents: the throttle measures the rest better.
+                pause_s=action.pause_s if action.connections is not None else None,
+                then_connections=action.connections,
+                unknown=judgement.class_ is Class_.UNKNOWN_USER,
+                text=str(reply)[:200],
+            )
+        )
+
+    def unreachable(self, key: Key, why: str) -> None:
+        """No connection, or one lost without a reply."""
+        now = self._clock.monotonic()
+        seen = Seen(
+            key=key, scope="source", signal=Signal.UNREACHABLE.value, count=1, at=now, started_at=now, text=why[:200]
+        )
+        self._add(seen)
+
+    def _add(self, seen: Seen) -> None:
+        if len(self._refused) < MOST_SEEN:
+            self._refused.append(seen)
+
+    def take(self) -> list[Seen]:
+        """All since the last call."""
+        now = self._clock.monotonic()
+        seen = [
+            Seen(
+                key=key,
+                scope="source",
+                signal=Signal.ACCEPTED.value,
+                count=count,
+                at=now,
+                started_at=now - reply_s / count,
+                reply_s=reply_s / count,
+            )
+            for key, (count, reply_s) in self._accepted.items()
+        ]
+        seen += self._refused
+        self._accepted, self._refused = {}, []
+        return seen

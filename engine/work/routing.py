@@ -1,0 +1,273 @@
+"""Which lane a domain's rows queue in: one for all through a relay, one per source and set of MX hosts when direct.
+
+Knows route's answers and pace's budgets and makes lanes of them; who decides is `route.resolver` and `pace.budgets`.
+Looking up is bounded and shared: rows of a domain that is being looked up are held as numbers. A domain that cannot
+be resolved now is asked again by the retry plan until the maximum age; one that takes no mail ends its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from engine.clock import Clock
+from engine.config import DeliveryTable
+from engine.pace.budgets import Budget, Budgets, Source
+from engine.pace.retry import RetryPlan
+from engine.route.resolver import NoSuchDomain, NullMx, Resolver, Route
+from engine.smtp.destination import ConnectionLimits, Destination, Host, greeting_name
+from engine.smtp.dialogue import Manner
+from engine.smtp.pool import HostMemory
+from engine.smtp.session import Listener
+from engine.smtp.tls import TlsPolicy
+from engine.work.bench import Workbench
+from engine.work.lanes import Account, Lane, LaneTable
+from engine.work.messages import Key
+from formats.sendlog import Reason, Verdict
+
+_LOOKUPS = 200  # domains looked up at once by one worker
+
+
+class LaneMaker:
+    """Makes accounts and lanes in a table, wired to the worker."""
+
+    def __init__(
+        self,
+        table: LaneTable,
+        bench: Workbench,
+        listener: Callable[[Lane], Listener],
+        wire: Callable[[Account], None],
+    ) -> None:
+        self.table = table
+        self.bench = bench
+        self._listener = listener
+        self._wire = wire
+        self._memory: dict[str, HostMemory] = {}
+
+    def account(self, key: Key, *, is_rated: bool) -> Account:
+        """The account of a key, made when first asked for."""
+        found = self.table.accounts.get(key)
+        if found is None:
+            found = self.table.accounts[key] = Account(key, self.bench.clock, is_rated=is_rated)
+            self._wire(found)
+        return found
+
+    def lane(self, account: Account, destination: Destination, limits: ConnectionLimits, source: str) -> Lane:
+        """A new lane."""
+        lane = Lane(
+            len(self.table.lanes),
+            account,
+            destination,
+            limits,
+            self._listener,
+            self.bench.clock,
+            self._memory,
+            provider=self.bench.log.provider(account.key[1]),
+            source=self.bench.log.source(source),
+        )
+        self.table.lanes.append(lane)
+        return lane
+
+
+class RelayRouting:
+    """Everything goes through one relay."""
+
+    def __init__(self, maker: LaneMaker, destination: Destination, delivery: DeliveryTable) -> None:
+        account = maker.account(("", destination.key), is_rated=delivery.messages_per_second is not None)
+        self._account = account
+        self._lane = maker.lane(account, destination, ConnectionLimits.of(delivery), "default")
+
+    def lane_of(self, domain: str, row: int) -> int | None:
+        return self._lane.index
+
+    def hold(self, domain: str, row: int) -> None:
+        raise AssertionError("a relay's lane is always known")
+
+    def tick(self, now: float) -> None:
+        """Nothing to look up."""
+
+    def apply(self, delivery: DeliveryTable) -> None:
+        """Live settings."""
+        self._account.is_rated = delivery.messages_per_second is not None
+        self._lane.set_limits(ConnectionLimits.of(delivery))
+
+    @property
+    def held(self) -> int:
+        return 0
+
+
+class _Lookup:
+    """A domain whose rows wait for its route."""
+
+    __slots__ = ("attempts", "due_at", "rows", "since", "told")
+
+    def __init__(self, now: float) -> None:
+        self.rows: list[int] = []
+        self.since = now
+        self.due_at: float | None = None
+        self.attempts = 0
+        self.told = 0  # rows whose deferral is in the log
+
+
+class DirectRouting:
+    """Each domain to its MX hosts, from one of our sources."""
+
+    def __init__(
+        self,
+        maker: LaneMaker,
+        resolver: Resolver,
+        budgets: Budgets,
+        delivery: DeliveryTable,
+        retry: RetryPlan,
+        clock: Clock,
+    ) -> None:
+        self._maker, self._resolver, self._budgets = maker, resolver, budgets
+        self._delivery, self._retry, self._clock = delivery, retry, clock
+        self._sources = budgets.sources or (Source("default"),)
+        self._shares = [source for source in self._sources for _ in range(max(1, source.weight))]
+        self._routes: dict[str, tuple[float, Route]] = {}
+        self._lanes: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+        self._lookups: dict[str, _Lookup] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._queue: list[str] = []
+        self.routed: Callable[[int, list[int]], None] = lambda lane, rows: None
+
+    @property
+    def held(self) -> int:
+        """Rows whose domain is not known yet."""
+        return sum(len(lookup.rows) for lookup in self._lookups.values())
+
+    def lane_of(self, domain: str, row: int) -> int | None:
+        known = self._routes.get(domain)
+        if known is None or known[0] <= self._clock.monotonic():
+            return None
+        return self._lane(known[1], self._source_of(row))
+
+    def hold(self, domain: str, row: int) -> None:
+        """Keep the row until the domain's route is known."""
+        lookup = self._lookups.get(domain)
+        if lookup is None:
+            lookup = self._lookups[domain] = _Lookup(self._clock.monotonic())
+            self._queue.append(domain)
+            self._ask_some()
+        lookup.rows.append(row)
+
+    def tick(self, now: float) -> None:
+        """Ask again where it is time; give up what is too old."""
+        for domain, lookup in list(self._lookups.items()):
+            if domain in self._asking or lookup.due_at is None:
+                continue
+            if now >= self._retry.expires_at(lookup.since):
+                del self._lookups[domain]
+                for row in lookup.rows:
+                    self._maker.bench.is_expired(row, lookup.attempts)
+            elif now >= lookup.due_at:
+                lookup.due_at = None
+                self._queue.append(domain)
+        self._ask_some()
+
+    def apply(self, delivery: DeliveryTable) -> None:
+        """Live settings: time limits of connections; budgets are the supervisor's."""
+        self._delivery = delivery
+
+    def _source_of(self, row: int) -> Source:
+        """The same source on each attempt (greylisting), spread by weight."""
+        if len(self._shares) == 1:
+            return self._shares[0]
+        digest = hashlib.blake2b(row.to_bytes(8, "little"), digest_size=8).digest()
+        return self._shares[int.from_bytes(digest, "little") % len(self._shares)]
+
+    def _ask_some(self) -> None:
+        while self._queue and len(self._asking) < _LOOKUPS:
+            domain = self._queue.pop(0)
+            self._asking[domain] = asyncio.get_running_loop().create_task(self._ask(domain))
+
+    async def _ask(self, domain: str) -> None:
+        try:
+            found = await self._resolver.route(domain)
+        finally:
+            self._asking.pop(domain, None)
+        self._ask_some()
+        lookup = self._lookups.get(domain)
+        if lookup is None:
+            return
+        now = self._clock.monotonic()
+        match found:
+            case Route():
+                del self._lookups[domain]
+                self._routes[domain] = (now + max(60.0, found.ttl_s), found)
+                by_lane: dict[int, list[int]] = {}
+                for row in lookup.rows:
+                    by_lane.setdefault(self._lane(found, self._source_of(row)), []).append(row)
+                for lane, rows in by_lane.items():
+                    self.routed(lane, rows)
+            case NullMx():
+                self._refuse(domain, lookup, "5.1.10 the domain takes no mail (null MX, RFC 7505)")
+            case NoSuchDomain():
+                self._refuse(domain, lookup, f"5.1.2 no such domain: {found.why}")
+            case _:
+                self._defer(lookup, f"4.4.3 {domain}: {found.why}", now)
+
+    def _refuse(self, domain: str, lookup: _Lookup, text: str) -> None:
+        del self._lookups[domain]
+        bench = self._maker.bench
+        for row in lookup.rows:
+            bench.log.result(0, row, 0, Verdict.REJECTED, reason=Reason.RECIPIENT, text=text)
+            bench.refused_unsent += 1
+            bench.has_outcome(row)
+
+    def _defer(self, lookup: _Lookup, text: str, now: float) -> None:
+        lookup.attempts += 1
+        bench = self._maker.bench
+        wait_s = self._retry.next_wait(lookup.attempts, lookup.since, now, bench.rng)
+        lookup.due_at = now + wait_s if wait_s is not None else self._retry.expires_at(lookup.since)
+        for row in lookup.rows[lookup.told :]:
+            wait = max(1, round(lookup.due_at - now))
+            bench.log.result(0, row, lookup.attempts, Verdict.DEFERRED, wait_s=wait, text=bench.masked(text))
+        lookup.told = len(lookup.rows)
+
+    def _lane(self, route: Route, source: Source) -> int:
+        policy = "verified" if route.policy is not None else ""
+        at = (source.name, route.pool, tuple(host.name for host in route.hosts), policy)
+        found = self._lanes.get(at)
+        if found is None:
+            found = self._lanes[at] = self._new_lane(route, source).index
+        return found
+
+    def _new_lane(self, route: Route, source: Source) -> Lane:
+        budget = self._budgets.of(route.provider, source.name)
+        key = self._budgets.key(source.name, route.provider)
+        account = self._maker.account(key, is_rated=bool(budget.limit().rates))
+        hosts = tuple(
+            Host(name=host.name, port=self._delivery.smtp_port, addresses=host.addresses, preference=host.preference)
+            for host in route.hosts
+        )
+        destination = Destination(
+            key=route.provider,
+            hosts=hosts,
+            tls=TlsPolicy.VERIFIED if route.policy is not None else TlsPolicy(budget.tls),
+            tls_ca_file=self._delivery.tls_ca_file,
+            source_address=source.bind,
+            greeting_name=greeting_name(source.greeting_name or self._delivery.greeting_name),
+        )
+        return self._maker.lane(account, destination, limits_of(self._delivery, budget), source.name)
+
+
+def limits_of(delivery: DeliveryTable, budget: Budget) -> ConnectionLimits:
+    """How connections to a provider are held: the settings' time limits, the budget's messages and manner."""
+    limits = ConnectionLimits.of(delivery)
+    manner = Manner(
+        depth=delivery.pipeline_depth,
+        pipelining=delivery.pipelining and budget.pipelining,
+        chunking=delivery.chunking and budget.chunking,
+    )
+    return msgspec.structs.replace(limits, manner=manner, messages_per_connection=budget.messages_per_connection)
+
+
+def budgets_file(folder: Path) -> Path:
+    """The campaign's own budgets."""
+    return folder / "budgets.toml"
