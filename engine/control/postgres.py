@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, LiteralString, cast
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from uuid import UUID
 
 import msgspec
 import psycopg
@@ -45,6 +46,7 @@ SCHEMA = 1
 MIGRATIONS: dict[int, str] = {}
 _PART_BYTES = 8 * 1024 * 1024
 _CONNECT_PATIENCE_S = 5
+_PAGE = 2000  # windows read by one statement
 _STATEMENT_PATIENCE_MS = 30_000  # a server that hangs is a server that is away
 # A connection slot of a machine that fell silent is given again after this: it may still be sending on it.
 CONNECTION_QUARANTINE_US = 600_000_000
@@ -83,7 +85,8 @@ class PostgresStore:
     def __init__(self, url: str, campaign_id: str | None = None, *, create: bool = False) -> None:
         """Open the store; `create` makes its tables where they are missing.
 
-        Raises StoreAway, StoreRefuses, StoreSchema. Without a campaign in the URL or `campaign_id` the database must hold one campaign.
+        Without a campaign in the URL or `campaign_id` the database must hold one. Raises StoreAway, StoreRefuses,
+        StoreSchema.
         """
         self._url = ControlUrl(url, campaign_id)
         self._sql = load_statements("postgres.sql")
@@ -106,7 +109,7 @@ class PostgresStore:
             if len(found) != 1:
                 problem = f"it holds {len(found)} campaigns; name one: ?campaign=ID"
                 raise StoreRefuses(where=self._url.shown, problem=problem)
-            (id_,) = db.execute(cast(LiteralString, f'SELECT id FROM "{found[0]}".campaign')).fetchall()
+            (id_,) = db.execute(f'SELECT id FROM "{found[0]}".campaign').fetchall()
             return str(id_[0])
 
     def _make_schema(self, create: bool) -> None:
@@ -118,8 +121,8 @@ class PostgresStore:
                 if not create:
                     problem = f"it holds no campaign {self._url.campaign_id!r}; `engine plan --control URL` loads it"
                     raise StoreRefuses(where=self._url.shown, problem=problem)
-                db.execute(cast(LiteralString, f'CREATE SCHEMA "{schema}"'))
-            db.execute(cast(LiteralString, f'SET LOCAL search_path TO "{schema}"'))
+                db.execute(f'CREATE SCHEMA "{schema}"')
+            db.execute(f'SET LOCAL search_path TO "{schema}"')
             if not known:
                 db.execute(self._text("schema"))
                 db.execute("INSERT INTO meta VALUES ('schema', %s)", (str(SCHEMA),))
@@ -133,7 +136,7 @@ class PostgresStore:
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def _text(self, name: str) -> LiteralString:
-        return cast(LiteralString, self._sql[name])
+        return self._sql[name]
 
     def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._db is None or self._db.closed:
@@ -221,6 +224,11 @@ class PostgresStore:
     # -- Store -------------------------------------------------------------------------------------------------------
 
     def load_plan(self, plan: Plan, plan_fingerprint: str, now_us: int, *, replace: bool = False) -> None:
+        self.load_bundle(plan, plan_fingerprint, now_us, {}, replace=replace)
+
+    def load_bundle(
+        self, plan: Plan, plan_fingerprint: str, now_us: int, files: dict[str, bytes], *, replace: bool
+    ) -> None:
         with self._trouble(), self._connection().transaction():
             db = self._connection()
             db.execute(self._text("lock_key"), ("plan",))
@@ -228,7 +236,7 @@ class PostgresStore:
             if found and not replace:
                 raise StoreHasPlan(where=self._url.shown, campaign_id=found[0])
             for table in ("decision", "win", "bucket", "connections", "override", "batch", "incarnation", "bundle"):
-                db.execute(cast(LiteralString, f"DELETE FROM {table}"))
+                db.execute(f"DELETE FROM {table}")
             db.execute("DELETE FROM campaign")
             size = (plan.rows, len(plan.partitions))
             values = (plan.campaign_id, plan_fingerprint, *size, now_us, self._server(db))
@@ -243,6 +251,9 @@ class PostgresStore:
                     [batch.rows for batch in plan.batches],
                 ),
             )
+            for name, body in files.items():
+                for part, start in enumerate(range(0, max(1, len(body)), _PART_BYTES)):
+                    db.execute(self._text("add_bundle"), (name, part, body[start : start + _PART_BYTES]))
 
     def campaign(self) -> CampaignRecord | None:
         found = self._run("campaign")
@@ -378,11 +389,11 @@ class PostgresStore:
         return [Entry(*row) for row in self._run("entries_of_log", window_bounds(log_id))]
 
     def all_entries(self) -> Iterator[Entry]:
-        with self._trouble(), self._connection().transaction():
-            cursor = self._connection().cursor("all_entries", binary=True)
-            cursor.itersize = 2000
-            for row in cursor.execute(self._text("all_entries")):
+        last = UUID(int=0)
+        while found := self._run("entries_after", (last, _PAGE)):
+            for row in found:
                 yield Entry(*row)
+            last = found[-1][0]
 
     def held_entries(self) -> list[Entry]:
         return [Entry(*row) for row in self._run("held_entries")]
@@ -392,14 +403,6 @@ class PostgresStore:
 
     def batch_owners(self) -> list[BatchOwner]:
         return [BatchOwner(*row) for row in self._run("batch_owners")]
-
-    def put_bundle(self, files: dict[str, bytes]) -> None:
-        with self._trouble(), self._connection().transaction():
-            db = self._connection()
-            db.execute("DELETE FROM bundle")
-            for name, body in files.items():
-                for part, start in enumerate(range(0, max(1, len(body)), _PART_BYTES)):
-                    db.execute(self._text("add_bundle"), (name, part, body[start : start + _PART_BYTES]))
 
     def bundle(self) -> dict[str, bytes]:
         files: dict[str, bytes] = {}

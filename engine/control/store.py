@@ -274,11 +274,20 @@ class Override(msgspec.Struct, frozen=True):
 class SharedStore(Store, Protocol):
     """What several machines need beyond `Store`. Its own clock tells every time in it."""
 
+    @property
+    def url(self) -> str:
+        """Where it is, without a password."""
+
+    def load_bundle(
+        self, plan: Plan, plan_fingerprint: str, now_us: int, files: dict[str, bytes], *, replace: bool
+    ) -> None:
+        """`load_plan`, with the files of the campaign folder that another machine needs, in one transaction."""
+
     def now_us(self) -> int:
         """The store's time."""
 
     def supersede_expired(self, by: str, partition: int | None = None) -> list[tuple[str, str, int | None]]:
-        """Mark the leases that have run out, of who has batches (of the partition), dead: (incarnation, sender, partition).
+        """End leases that have run out, of who has batches (of the partition): (incarnation, sender, partition).
 
         Committed when it returns: what was theirs can be claimed by a later statement.
         """
@@ -321,9 +330,6 @@ class SharedStore(Store, Protocol):
 
     def batch_owners(self) -> list[BatchOwner]:
         """Batches that were begun, and whose they are."""
-
-    def put_bundle(self, files: dict[str, bytes]) -> None:
-        """Files of the campaign folder that another machine needs."""
 
     def bundle(self) -> dict[str, bytes]:
         """Those files."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from engine.campaign import Campaign
+from engine.clock import Clock
+from engine.config import Settings
 from engine.control.entries import OPEN, log_of
-from engine.control.store import Advance, Entry, SharedStore, Told
+from engine.control.store import Advance, Entry, Incarnation, Life, SharedStore, Told
 from engine.work.messages import Reported
+from engine.work.takeover import ForeignHost, wait_for_logs
 from engine.work.windows import DUE_AGAIN, detail
+from formats.plan import Plan
 from formats.sendlog import Kind, LogDamaged, Reader, Verdict
 
 
@@ -144,3 +149,53 @@ def report_logs_here(
     for start in range(0, len(told), 500):
         store.advance(incarnation, Advance(told=told[start : start + 500]))
     return len(told)
+
+
+def go_on_here(
+    campaign: Campaign,
+    settings: Settings,
+    plan: Plan,
+    store: SharedStore,
+    me: Incarnation,
+    *,
+    adopt: bool,
+    say: Callable[[str], None],
+    clock: Clock,
+) -> None:
+    """A sender starts in this folder: what its predecessors here left open is told from their logs.
+
+    We hold the partition's lock, so whoever sent this partition from this folder is dead. A folder that was begun on
+    another machine is refused unless `adopt`; its logs are not believed, so what they hold open stays in doubt.
+    Raises ForeignHost, OrphanWorks.
+    """
+    here = {path.name.partition("-")[0] for path in campaign.log_files()}
+    for other in store.incarnations():
+        if other.id not in here:
+            continue
+        if other.host_id != me.host_id and not adopt:
+            raise ForeignHost(host=other.sender)
+        if other.host_id == me.host_id and other.partition == me.partition and other.state is Life.ALIVE:
+            store.supersede(other.id, me.id)
+            say(f"{other.sender} (pid {other.pid}) is gone; taking over its batches")
+    alive = {i.id for i in store.incarnations() if i.state is Life.ALIVE}
+    mine = [path for path in campaign.log_files() if path.name.partition("-")[0] not in alive]
+    wait_for_logs(mine, say)
+    offset_us = store.now_us() - clock.wall_us()
+    first_row_of = {number: batch.first_row for number, batch in enumerate(plan.batches)}
+    told = 0
+    for path in mine:
+        told += report_logs_here(
+            store,
+            me.id,
+            campaign.logs,
+            store.entries_of_log(path.stem),
+            first_row_of,
+            host_id=me.host_id,
+            boot_id=me.boot_id if settings.log.durability == "process" else None,
+            offset_us=offset_us,
+        )
+    for path in campaign.logs.glob("*.ballast"):
+        if path.name.partition("-")[0] not in alive:
+            path.unlink(missing_ok=True)
+    if told:
+        say(f"told the store of {told} windows what the logs here know")

@@ -280,8 +280,8 @@ SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win 
 -- name: entries_of_log
 SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win WHERE id BETWEEN %s AND %s ORDER BY id;
 
--- name: all_entries
-SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win ORDER BY id;
+-- name: entries_after
+SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win WHERE id > %s ORDER BY id LIMIT %s;
 
 -- name: held_entries
 SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win
