@@ -21,3 +21,22 @@ def test_two_machines_send_their_partitions(machines: Machines) -> None:
         assert process.returncode == 0, err
     assert machines.merged(2) == {"accepted": 601, "bounced": 1, "invalid": 1}
     assert machines.received().twice == ()
+
+
+def test_a_machine_lost_with_its_disk_is_replaced_and_nobody_gets_two(machines: Machines) -> None:
+    machines.plan_for(people(3000), 2, messages_per_second=600)
+    first = machines.send_on(0)
+    second = machines.send_on(1)
+    machines.until_received(500)
+    machines.lose(0, first)
+    again = machines.send_on(0)  # a fresh machine: URL and partition alone
+    for process in (again, second):
+        _, err = process.communicate(timeout=60)
+        assert process.returncode in (0, 3), err
+    outcomes = machines.merged(2, code=None)
+    received = machines.received()
+    assert received.twice == ()
+    assert set(outcomes) <= {"accepted", "in_doubt"}
+    assert outcomes["accepted"] <= received.recipients
+    assert received.recipients <= outcomes["accepted"] + outcomes.get("in_doubt", 0)
+    assert outcomes.get("in_doubt", 0) <= 2 * 500
