@@ -22,15 +22,19 @@ from engine.pace import slots
 from engine.pace.budgets import load_budgets
 from engine.work.crew import Crew, Hand
 from engine.work.messages import (
+    Admit,
+    Admitted,
     Allow,
     Assign,
     BatchDone,
     Drain,
     Grant,
     Live,
+    NotAdmitted,
     Pause,
     Pulse,
     Released,
+    Report,
     Revoke,
     Started,
     Stopped,
@@ -40,6 +44,7 @@ from engine.work.messages import (
 )
 from engine.work.pacing import Pacing
 from engine.work.progress import Progress
+from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
 from engine.work.worker import WorkerStart
@@ -47,6 +52,7 @@ from engine.work.worker import WorkerStart
 TICK_S = 0.05
 SILENCE_S = 60.0  # a worker sends five pulses a second; reading a huge row group may hold it up for some seconds
 READ_AHEAD_ROWS = 2_000  # a worker with fewer unread rows gets its next batch: at most two unread at a time
+REPORT_PATIENCE_S = 20.0  # at the end, for a store that is away: the logs here know, and report when a sender starts
 MOST_REPLACEMENTS = 20  # workers that die one after another die of something that a new one will not cure
 
 
@@ -85,7 +91,9 @@ class Supervisor:
         narrator: Narrator,
         clock: Clock,
         rng: random.Random,
+        shared: Shared | None = None,
     ) -> None:
+        self._shared = shared  # with a store that machines share: who speaks with it
         self._campaign, self._settings, self._store = campaign, settings, store
         self._incarnation, self._options, self._narrator, self._clock, self._rng = (
             incarnation,
@@ -124,12 +132,19 @@ class Supervisor:
     async def run(self) -> Exit:
         """Until each row has its outcome, or something ends the run; returns the exit code."""
         self._take_stock()
+        if self._shared is not None:
+            self._shared.deliver = self._deliver
+            self._shared.counters = lambda: self.progress.counters(self._clock.monotonic())
+            self._shared.start()
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))
         while self._crew.hands or self._starting:
             await asyncio.sleep(TICK_S)
             self._tick()
         await self._crew.gone()
+        if self._shared is not None and not await self._shared.finish(REPORT_PATIENCE_S):
+            self._narrator.event("not_reported", problem=self._shared.away or "the store does not answer")
+            self._codes.add(Exit.TRY_AGAIN)
         self._pacing.save()
         self._suppressing.flush(self._pacing.breaker.is_tripped)
         return self._exit()
@@ -141,6 +156,8 @@ class Supervisor:
             self._crew.kill()
             return
         self._draining = reason
+        if self._shared is not None:
+            self._shared.retire()
         self._narrator.event("draining", reason=reason)
         for hand in self._crew.hands.values():
             hand.channel.send(Drain())
@@ -187,6 +204,8 @@ class Supervisor:
         for tally in self._store.batches():
             if tally.partition == self._options.partition and tally.state == "done":
                 self.progress.before += tally.rows
+        if self._shared is not None:
+            return
         begun = self._store.begun(self._options.partition)
         if begun:
             self._narrator.event("reading_logs", batches=len(begun), logs=len(self._campaign.log_files()))
@@ -216,7 +235,13 @@ class Supervisor:
         return hand.unread < READ_AHEAD_ROWS
 
     def _give_one(self, hand: Hand) -> bool:
-        if self._orphaned:
+        if self._shared is not None:
+            taken = self._shared.take()
+            self._exhausted = self._shared.exhausted
+            if taken is None:
+                return False
+            batch, self._states[taken[0].number] = taken
+        elif self._orphaned:
             batch = self._orphaned.pop(0)
         else:
             claimed = self._store.claim(self._incarnation.id, self._options.partition, 1)
@@ -267,7 +292,14 @@ class Supervisor:
                 self._pulse(hand, message, now)
             case BatchDone():
                 self._batch_done(hand, message)
-                self._store.done(self._incarnation.id, message.batch)
+                if self._shared is not None:
+                    self._shared.batch_done(message.batch)
+                else:
+                    self._store.done(self._incarnation.id, message.batch)
+            case Admit() if self._shared is not None:
+                self._shared.admit(hand.log_id, message)
+            case Report() if self._shared is not None:
+                self._shared.report(hand.log_id, message)
             case Released():
                 self._ledger.closed(hand.worker, message.key, message.connections, now)
             case Unused():
@@ -280,6 +312,11 @@ class Supervisor:
                 self.drain(message.problem) if self._draining is None else None
             case _:
                 pass
+
+    def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
+        for hand in self._crew.hands.values():
+            if hand.log_id == log_id:
+                hand.channel.send(message)
 
     def _pulse(self, hand: Hand, pulse: Pulse, now: float) -> None:
         self.progress.add(pulse)
@@ -300,6 +337,9 @@ class Supervisor:
         now = self._clock.monotonic()
         self._pacing.gone(hand.worker, now)
         self._ready_hands.discard(hand.log_id)
+        if self._shared is not None:
+            goes_on = not hand.said_goodbye and self._draining is None
+            self._shared.worker_gone(hand.log_id, list(hand.batches) if goes_on else [])
         if hand.said_goodbye or self._draining is not None:
             return
         self._replaced += 1
@@ -309,8 +349,9 @@ class Supervisor:
         orphans = [ClaimedBatch(number, first, rows, 1) for number, (first, rows) in hand.batches.items()]
         if orphans:
             self._uncount(hand)
+        if orphans and self._shared is None:
             self._states.update(self._read_states(orphans))
-        self._orphaned.extend(orphans)
+            self._orphaned.extend(orphans)
         if self._replaced > MOST_REPLACEMENTS:
             self._codes.add(Exit.BUG)
             self.drain(f"{self._replaced} workers died, the last one of exit code {hand.process.exitcode}")
@@ -363,6 +404,9 @@ class Supervisor:
             self._narrator.event("worker_silent", worker=hand.worker, seconds=round(now - hand.heard_at))
 
     def _renew(self, now: float) -> None:
+        if self._shared is not None:
+            self._heed(self._shared, now)
+            return
         try:
             alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.progress.counters(now))
             campaign = self._store.campaign()
@@ -375,9 +419,25 @@ class Supervisor:
         if not alive and self._draining is None:
             self._codes.add(Exit.TRY_AGAIN)
             self.drain("another sender has taken over this partition")
-        if campaign is not None and campaign.state == "cancelled" and self._draining is None:
+        self._obey(campaign.state if campaign is not None else "ready")
+
+    def _heed(self, shared: Shared, now: float) -> None:
+        """What the shared store told."""
+        if shared.away is not None:
+            self._connected_at = now  # nothing is attempted, so no connection is missed
+        if shared.lost_lease and self._draining is None:
+            self._codes.add(Exit.TRY_AGAIN)
+            self.drain("the lease was lost: another sender has taken over, or the operator released it")
+        if shared.changed is not None and self._draining is None:
+            self._codes.add(Exit.TRY_AGAIN)
+            self.drain(f"{shared.changed} {shared.changed.next_step}")
+        self._obey(shared.campaign_state)
+
+    def _obey(self, state: str) -> None:
+        """The operator's word on the campaign."""
+        if state == "cancelled" and self._draining is None:
             self.drain("the campaign was cancelled")
-        paused = campaign is not None and campaign.state == "paused"
+        paused = state == "paused"
         if paused != self._paused:
             self._paused = paused
             self._narrator.event("paused" if paused else "resumed")
@@ -392,6 +452,8 @@ class Supervisor:
         dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
         progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
+        if self._shared is not None and self._shared.away is not None:
+            progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
@@ -411,6 +473,8 @@ class Supervisor:
         if self._starting or not hands or any(hand.log_id not in self._ready_hands for hand in hands):
             return None
         out_of_batches = (self._exhausted or self._limit_left == 0) and not self._orphaned
+        if self._shared is not None and self._shared.is_busy:
+            return None
         if out_of_batches and not any(hand.batches for hand in hands):
             return "each row has its outcome"
         patience_s = self._settings.delivery.give_up_after.seconds

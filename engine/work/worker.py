@@ -44,6 +44,7 @@ from engine.work.intake import Intake
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
 from engine.work.messages import (
+    Admitted,
     Allow,
     Assign,
     BatchDone,
@@ -53,6 +54,7 @@ from engine.work.messages import (
     Grant,
     Key,
     Live,
+    NotAdmitted,
     Pace,
     Pause,
     ProviderCount,
@@ -68,6 +70,7 @@ from engine.work.messages import (
 from engine.work.observing import Observer
 from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file
 from engine.work.settlement import Settlement
+from engine.work.windows import Gate, ReportingLog
 from formats.reply import Reply
 from formats.sendlog import Header
 
@@ -139,7 +142,9 @@ class Worker:
             started_at_us=clock.wall_us(),
         )
         path = campaign.logs / f"{header.log_id}.arrows"
-        self._log = Logbook(path, header, clock, durability=settings.log.durability)
+        self._gate = Gate(channel.send) if plan.store != "sqlite" else None
+        kind = Logbook if self._gate is None else ReportingLog
+        self._log = kind(path, header, clock, durability=settings.log.durability)
         rng = random.Random(start.seed)
         # Through a relay there is one lane, and nothing to run ahead of.
         share = READY_ROWS if settings.delivery.mode == "relay" else READY_ROWS // 8
@@ -159,6 +164,9 @@ class Worker:
             self._routing.routed = self._intake.routed
         self._dispatch = Dispatch(bench, composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
+        if self._gate is not None and isinstance(self._log, ReportingLog):
+            self._dispatch.admission = self._gate
+            self._gate.attach(self._log, bench)
         self._settlement = Settlement(bench, load_rules(), retry, self._observer)
         self._ticks = 0
         self._told_full = False
@@ -221,6 +229,10 @@ class Worker:
                 self._dispatch.wake()
             case Live():
                 self._apply(message)
+            case Admitted():
+                self._dispatch.admitted(message.serials)
+            case NotAdmitted():
+                self._dispatch.refused(message.serials)
             case Drain():
                 self._drain()
 
@@ -263,6 +275,7 @@ class Worker:
     def _drain(self) -> None:
         self._is_draining = True
         self._dispatch.is_stopped = True
+        self._dispatch.give_up_asking()
         self._bench.scheduler.stop()
 
     async def _end(self) -> None:
@@ -270,6 +283,8 @@ class Worker:
         await asyncio.gather(*(pool.close() for pool in pools))
         with contextlib.suppress(LogUnwritable):
             self._log.close()
+        if self._gate is not None:
+            self._gate.flush()
         self._pulse()
         self._channel.send(Goodbye(open_rows=self._bench.open_rows))
         await self._channel.flush()
@@ -399,6 +414,8 @@ class Worker:
         if self._log.is_full and not self._told_full:
             self._told_full = True
             self._log_failed(LogUnwritable(file=self._log.path, problem="no space left on the device"))
+        if self._gate is not None:
+            self._gate.flush()
 
     def _log_failed(self, problem: LogUnwritable) -> None:
         self._stop(problem)
