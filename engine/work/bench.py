@@ -150,10 +150,10 @@ class Workbench:
         self.log.result(0, row, 0, Verdict.SUPPRESSED)
         self.has_outcome(row)
 
-    def is_expired(self, row: int, attempt: int) -> None:
-        """The row waited past its maximum age."""
+    def is_expired(self, row: int, attempt: int, why: str | None = None) -> None:
+        """The row waited past its maximum age; `why` where no reply in the log says what for."""
         self.expired += 1
-        self.log.result(0, row, attempt, Verdict.EXPIRED)
+        self.log.result(0, row, attempt, Verdict.EXPIRED, text=self.masked(why) if why else None)
         self.has_outcome(row)
 
     def masked(self, text: str) -> str:

@@ -19,7 +19,7 @@ from engine.config import Settings, encode_custom
 from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
 from engine.errors import Exit, worst
 from engine.pace import slots
-from engine.pace.budgets import load_budgets
+from engine.pace.budgets import BUDGETS_FILE, load_budgets
 from engine.work.crew import Crew, Hand
 from engine.work.messages import (
     Admit,
@@ -107,7 +107,7 @@ class Supervisor:
         mine = plan.batches[partition.first_batch : partition.first_batch + partition.batches]
         self.progress = Progress(sum(batch.rows for batch in mine), clock.monotonic())
         self._crew = Crew(self._hear, self._lost, clock.monotonic)
-        budgets = load_budgets(campaign.folder / "budgets.toml") if settings.delivery.mode == "direct" else None
+        budgets = load_budgets(campaign.folder / BUDGETS_FILE) if settings.delivery.mode == "direct" else None
         memory = campaign.run / f"throttle-{options.partition}.json"
         self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers)
         self._ledger = self._pacing.ledger
@@ -163,7 +163,9 @@ class Supervisor:
             hand.channel.send(Drain())
 
     def reload(self, settings: Settings) -> None:
-        """Live settings were read again: tell what changed, and the workers."""
+        """Live settings were read again: tell what changed, and the workers. Raises BudgetError, nothing changed then."""
+        direct = settings.delivery.mode == "direct"
+        budgets = load_budgets(self._campaign.folder / BUDGETS_FILE) if direct else None
         for table in sorted(Settings.LIVE):
             old, new = getattr(self._settings, table), getattr(settings, table)
             for field in old.__struct_fields__:
@@ -172,10 +174,7 @@ class Supervisor:
                     self._narrator.event("setting_changed", key=f"{table}.{field}", old=str(before), new=str(after))
         live = {table: getattr(settings, table) for table in Settings.LIVE}
         self._settings = msgspec.structs.replace(self._settings, **live)
-        direct = settings.delivery.mode == "direct"
-        self._pacing.budgets_changed(
-            self._settings, load_budgets(self._campaign.folder / "budgets.toml") if direct else None
-        )
+        self._pacing.budgets_changed(self._settings, budgets)
         for hand in self._crew.hands.values():
             hand.channel.send(self._live())
 
@@ -447,10 +446,15 @@ class Supervisor:
     def _sum_up(self) -> None:
         hands = self._crew.hands.values()
         progress = self.progress
-        progress.waiting = sum(hand.waiting for hand in hands)
+        if not hands:
+            return  # what waits is what the last of them told
+        waiting = sum(hand.waiting for hand in hands)
+        # Workers leave one by one; what those that are gone had waiting waits on.
+        progress.waiting = waiting if self._draining is None else max(waiting, progress.waiting)
         progress.in_flight = sum(hand.in_flight for hand in hands)
         dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
-        progress.next_due_us = min(dues, default=None)
+        if self._draining is None:
+            progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
         if self._shared is not None and self._shared.away is not None:
             progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
