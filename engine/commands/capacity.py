@@ -95,12 +95,7 @@ def capacity_command(
     engine capacity --measure
     engine capacity --rows 100000000 --share google=45 --share yahoo=12 --machines 5 --sources 20
     """
-    try:
-        deadline_s = Duration.parse(deadline).seconds
-    except ValueError as problem:
-        raise click.BadParameter(str(problem), param_hint="--deadline") from None
-    if not deadline_s:
-        raise click.BadParameter("a deadline of nothing cannot be met", param_hint="--deadline")
+    deadline_s = parse_deadline(deadline)
     counts = _of_shares(rows, shares, domains) if rows is not None else _of_lists(lists, campaign)
     budgets = load_budgets(campaign.folder / BUDGETS_FILE)
     if rows is None and not lists and (delivery := campaign.settings().delivery).mode == "relay":
@@ -138,6 +133,17 @@ def capacity_command(
         if found is not None:
             click.echo(measure_line(found), err=True)
         print_capacity(told, show_all=show_all)
+
+
+def parse_deadline(text: str) -> float:
+    """Seconds; a usage error where it is none or nothing."""
+    try:
+        deadline_s = Duration.parse(text).seconds
+    except ValueError as problem:
+        raise click.BadParameter(str(problem), param_hint="--deadline") from None
+    if not deadline_s:
+        raise click.BadParameter("a deadline of nothing cannot be met", param_hint="--deadline")
+    return deadline_s
 
 
 def _of_shares(rows: int, shares: tuple[str, ...], domains: int) -> Counts:

@@ -79,6 +79,7 @@ def merge_logs(sources: tuple[Path, ...], campaign: Campaign, processes: int, as
             campaign.report,
             merged_at_us=SystemClock().wall_us(),
             threads=processes,
+            planned_per_hour=plan.planned_per_hour,
             campaign=_option(campaign),
             progress=_progress("rows written"),
         )

@@ -40,7 +40,7 @@ class Pacing:
         tell: Callable[[msgspec.Struct, int | None], None],
         warming: Warming | None = None,
     ) -> None:
-        """`budgets` None: a relay, whose limits stand in [delivery]. `warming`: the plan's warm-up, where it has one."""
+        """`budgets` None: a relay, whose limits stand in [delivery]. `warming`: the plan's, where it has one."""
         self._warming = warming
         self._warming_memory = memory.with_name(memory.name.replace("throttle", "warmup"))
         self._warming_changed = False

@@ -154,11 +154,10 @@ class Warming:
                 stage.ended_us = stage.began_us + DAY_US
                 stage.progress, stage.began_us, stage.sent, stage.accepted = after, 0, 0, 0
                 stage.is_blocked = False
-            elif not stage.began_us and stage.ended_us and stage.progress.stage > 1:
-                if now_us - stage.ended_us >= IDLE_DAYS * DAY_US:
-                    after = Progress(1, IDLE_DAYS, f"idle for {IDLE_DAYS} days: starts over")
-                    yield Turned(source, provider, 0, 0, stage.progress.stage, after)
-                    stage.progress = after
+            elif stage.progress.stage > 1 and _is_idle(stage, now_us):
+                after = Progress(1, IDLE_DAYS, f"idle for {IDLE_DAYS} days: starts over")
+                yield Turned(source, provider, 0, 0, stage.progress.stage, after)
+                stage.progress = after
 
     def _named(self, key: Key) -> tuple[str, str] | None:
         source, provider = key
@@ -188,6 +187,10 @@ class Warming:
             return True
         digest = hashlib.blake2b(f"{source}\t{provider}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") / 2**64 < begun
+
+
+def _is_idle(stage: Stage, now_us: int) -> bool:
+    return bool(not stage.began_us and stage.ended_us and now_us - stage.ended_us >= IDLE_DAYS * DAY_US)
 
 
 class WarmupUnreadable(EngineError):
