@@ -47,6 +47,7 @@ from engine.work.progress import Progress
 from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
+from engine.work.warming import warming_of
 from engine.work.worker import WorkerStart
 
 TICK_S = 0.05
@@ -109,7 +110,8 @@ class Supervisor:
         self._crew = Crew(self._hear, self._lost, clock.monotonic)
         budgets = load_budgets(campaign.folder / BUDGETS_FILE) if settings.delivery.mode == "direct" else None
         memory = campaign.run / f"throttle-{options.partition}.json"
-        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers)
+        warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
+        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
         self._ledger = self._pacing.ledger
         self._suppressing = Suppressing(campaign, settings, plan, clock)
         self._limit_left = options.limit
@@ -328,7 +330,7 @@ class Supervisor:
             self._connected_at = now
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
-            self._ledger.spent(hand.worker, key, messages, at, now)
+            self._pacing.spent(hand.worker, key, messages, at, now)
         self._pacing.hear(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
@@ -481,6 +483,11 @@ class Supervisor:
             return None
         if out_of_batches and not any(hand.batches for hand in hands):
             return "each row has its outcome"
+        if not any(hand.unread or hand.in_flight for hand in hands) and (used_up := self._pacing.used_up()):
+            self._codes.add(Exit.TRY_AGAIN)
+            return used_up
+        if self._pacing.waits_for_warmup():
+            self._connected_at = now  # a cap of ten a day lets one go in an hour: that is no dead network
         patience_s = self._settings.delivery.give_up_after.seconds
         if now - self._connected_at > patience_s:
             self._codes.add(Exit.TRY_AGAIN)
