@@ -25,6 +25,14 @@ from engine.work.messages import Key, Pace, Seen, Tripped
 SAVE_EVERY_S = 5.0
 
 
+class KeyState(msgspec.Struct, frozen=True):
+    """A key as the operator sees it."""
+
+    limit: str
+    connections: int  # allowed now
+    suspended_until_us: int | None  # wall time
+
+
 class Pacing:
     """One per supervisor. `say` gets an event's name and fields; `tell` a message for one worker, or for all (None)."""
 
@@ -133,6 +141,16 @@ class Pacing:
         for key in self._keys:
             self.ledger.set_limit(key, self._limit(key), now)
             self._tell(self._pace(key, now), None)
+
+    def state_of(self, key: Key) -> KeyState:
+        """What a key may do now and why, for the operator and the counters."""
+        ceiling = self._ceiling(key)
+        until_us = None
+        if ceiling.suspended_until is not None:
+            left_s = max(0.0, ceiling.suspended_until - self._clock.monotonic())
+            until_us = self._clock.wall_us() + round(left_s * 1e6)
+        connections = min(self._budget(key).connections, ceiling.connections)
+        return KeyState(self.limited_by(key), connections, until_us)
 
     def limited_by(self, key: Key) -> str:
         """What limits a key now, for the operator."""

@@ -6,13 +6,20 @@ moves.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable
 
 import msgspec
 
-from engine.work.messages import Pulse
+from engine.work.messages import Pulse, Seen
 
 _SPAN_S = 10.0
+_EVENTS = 50
+_MOST_REPLIES = 500  # different texts remembered; more are counted as "other replies"
+_TOP_REPLIES = 30
+OTHER_REPLIES = "other replies"
+REPLY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # the last is followed by +Inf
 
 
 class ProviderProgress(msgspec.Struct):
@@ -25,6 +32,11 @@ class ProviderProgress(msgspec.Struct):
     in_doubt: int = 0
     connections: int = 0
     limit: str = ""  # what limits it now
+    allowed: int = 0  # connections that budget and throttle allow now; 0: suspended
+    waiting: int = 0  # rows ready for it
+    suspended_until_us: int | None = None
+    reply_s: list[int] = msgspec.field(default_factory=lambda: [0] * (len(REPLY_BUCKETS_S) + 1))  # answers by time taken
+    reply_s_sum: float = 0.0
 
 
 class Progress:
@@ -36,7 +48,9 @@ class Progress:
         self.held_before = 0  # rows that were in doubt when we began
         self.invalid = self.suppressed = self.expired = self.rejected_unsent = 0
         self.providers: dict[str, ProviderProgress] = {}
-        self.waiting = self.in_flight = self.parked = 0
+        self.waiting = self.in_flight = self.parked = self.ready = self.processes = 0
+        self.events: deque[dict[str, object]] = deque(maxlen=_EVENTS)
+        self.replies: Counter[tuple[str, str]] = Counter()  # (provider, text) of answers that were no 250
         self.next_due_us: int | None = None
         self.reason = ""
         self._started_at = started_at
@@ -55,6 +69,19 @@ class Progress:
             mine.deferred += told.deferred
             mine.lost += told.lost
             mine.in_doubt += told.in_doubt
+
+    def hear(self, seen: Iterable[Seen]) -> None:
+        """Count answers by their text and by the time they took."""
+        for one in seen:
+            provider = self.providers.setdefault(one.key[1], ProviderProgress())
+            if one.reply_s is not None:
+                provider.reply_s[bisect_left(REPLY_BUCKETS_S, one.reply_s)] += one.count
+                provider.reply_s_sum += one.reply_s * one.count
+            if one.text:
+                key = (one.key[1], one.text)
+                if key not in self.replies and len(self.replies) >= _MOST_REPLIES:
+                    key = (one.key[1], OTHER_REPLIES)
+                self.replies[key] += one.count
 
     @property
     def accepted(self) -> int:
@@ -112,5 +139,11 @@ class Progress:
             "per_second": round(self.rate(now), 1),
             "next_due_us": self.next_due_us,
             "reason": self.reason,
+            "ready": self.ready,
+            "parked": self.parked,
+            "in_flight": self.in_flight,
+            "processes": self.processes,
+            "events": list(self.events),
+            "replies": [[*key, count] for key, count in self.replies.most_common(_TOP_REPLIES)],
             "providers": {name: msgspec.to_builtins(provider) for name, provider in self.providers.items()},
         }

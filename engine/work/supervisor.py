@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import Protocol
 
 import msgspec
@@ -40,6 +41,7 @@ from engine.work.messages import (
 )
 from engine.work.pacing import Pacing
 from engine.work.progress import Progress
+from engine.work.remembering import Remembering
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
 from engine.work.worker import WorkerStart
@@ -98,6 +100,7 @@ class Supervisor:
         partition = plan.partitions[options.partition]
         mine = plan.batches[partition.first_batch : partition.first_batch + partition.batches]
         self.progress = Progress(sum(batch.rows for batch in mine), clock.monotonic())
+        self._narrator = narrator = Remembering(narrator, self.progress.events, clock)
         self._crew = Crew(self._hear, self._lost, clock.monotonic)
         budgets = load_budgets(campaign.folder / "budgets.toml") if settings.delivery.mode == "direct" else None
         memory = campaign.run / f"throttle-{options.partition}.json"
@@ -283,6 +286,8 @@ class Supervisor:
 
     def _pulse(self, hand: Hand, pulse: Pulse, now: float) -> None:
         self.progress.add(pulse)
+        self.progress.hear(pulse.seen)
+        hand.ready, hand.parked, hand.demand = pulse.ready, pulse.parked, dict(pulse.demand)
         hand.unread, hand.waiting, hand.in_flight = pulse.unread, pulse.waiting, pulse.in_flight
         hand.open_rows, hand.has_demand = pulse.open_rows, any(rows for _, rows in pulse.demand)
         hand.connections = {count.provider: count.connections for count in pulse.providers}
@@ -389,6 +394,9 @@ class Supervisor:
         progress = self.progress
         progress.waiting = sum(hand.waiting for hand in hands)
         progress.in_flight = sum(hand.in_flight for hand in hands)
+        progress.ready = sum(hand.ready for hand in hands)
+        progress.parked = sum(hand.parked for hand in hands)
+        progress.processes = len(hands)
         dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
         progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
@@ -396,14 +404,20 @@ class Supervisor:
         self._last_reason = progress.reason or self._last_reason
 
     def _show_limits(self) -> None:
-        open_: dict[str, int] = {}
+        open_: Counter[str] = Counter()
+        demand: Counter[str] = Counter()
         for hand in self._crew.hands.values():
-            for name, connections in hand.connections.items():
-                open_[name] = open_.get(name, 0) + connections
+            open_.update(hand.connections)
+            for (_, name), rows in hand.demand.items():
+                demand[name] += rows
+        allowed: Counter[str] = Counter()
         for key in self._pacing.known_keys():
             if (provider := self.progress.providers.get(key[1])) is not None:
-                provider.connections = open_.get(key[1], 0)
-                provider.limit = self._pacing.limited_by(key)
+                state = self._pacing.state_of(key)
+                allowed[key[1]] += state.connections
+                provider.limit, provider.suspended_until_us = state.limit, state.suspended_until_us
+        for name, provider in self.progress.providers.items():
+            provider.connections, provider.allowed, provider.waiting = open_[name], allowed[name], demand[name]
 
     def _is_over(self, now: float) -> str | None:
         """Why there is nothing more to do in this run, or None."""
