@@ -39,7 +39,7 @@ from engine.work.messages import (
     Unused,
     Up,
 )
-from engine.work.pacing import Pacing
+from engine.work.pacing import Pacing, words_of
 from engine.work.progress import Progress
 from engine.work.remembering import Remembering
 from engine.work.suppressing import Suppressing
@@ -371,6 +371,7 @@ class Supervisor:
         try:
             alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.progress.counters(now))
             campaign = self._store.campaign()
+            self._pacing.obey(words_of(self._store.overrides()))
         except StoreAway as problem:
             self._narrator.event("store_away", problem=str(problem))
             self._codes.add(Exit.TRY_AGAIN)
