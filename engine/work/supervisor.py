@@ -40,7 +40,7 @@ from engine.work.messages import (
     Up,
 )
 from engine.work.pacing import Pacing, words_of
-from engine.work.progress import Progress
+from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
@@ -107,6 +107,7 @@ class Supervisor:
         self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers)
         self._ledger = self._pacing.ledger
         self._suppressing = Suppressing(campaign, settings, plan, clock)
+        self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
         self._limit_left = options.limit
         self._states: dict[int, BatchState] = {}
         self._orphaned: list[ClaimedBatch] = []  # batches of workers that died
@@ -369,7 +370,8 @@ class Supervisor:
 
     def _renew(self, now: float) -> None:
         try:
-            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.progress.counters(now))
+            self.told = self.progress.counters(now)
+            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.told)
             campaign = self._store.campaign()
             self._pacing.obey(words_of(self._store.overrides()))
         except StoreAway as problem:
@@ -416,6 +418,9 @@ class Supervisor:
             if (provider := self.progress.providers.get(key[1])) is not None:
                 state = self._pacing.state_of(key)
                 allowed[key[1]] += state.connections
+                told = self.progress.keys.setdefault(key, KeyProgress())
+                told.held, told.allowed = self._ledger.held(key), state.connections
+                told.suspended_until_us = state.suspended_until_us
                 provider.limit, provider.suspended_until_us = state.limit, state.suspended_until_us
         for name, provider in self.progress.providers.items():
             provider.connections, provider.allowed, provider.waiting = open_[name], allowed[name], demand[name]
