@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resolve": ("engine.commands.resolve", "resolve"),
     "budgets": ("engine.commands.budgets", "budgets"),
     "replies": ("engine.commands.replies", "replies"),
+    "serve": ("engine.commands.serve", "serve"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

@@ -123,6 +123,17 @@ class BatchTally(msgspec.Struct, frozen=True):
     rows: int
 
 
+class Override(msgspec.Struct, frozen=True):
+    """A word that every machine obeys within a heartbeat. `scope` is "campaign", "domain:..." or "provider:..."."""
+
+    scope: str
+    what: str
+    value: str
+    who: str
+    at_us: int
+    until_us: int | None
+
+
 class Store(Protocol):
     """The promises. Every method that writes has committed, durably, when it returns; any may raise StoreAway."""
 
@@ -173,6 +184,12 @@ class Store(Protocol):
 
     def decisions(self) -> list[Decision]:
         """All of them, oldest first."""
+
+    def set_override(self, override: Override) -> None:
+        """Say it to every machine; a later word on the same thing replaces it. `at_us` is the store's."""
+
+    def overrides(self) -> list[Override]:
+        """The words that hold now."""
 
     def close(self) -> None:
         """Let go of the store."""

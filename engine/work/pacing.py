@@ -7,7 +7,7 @@ Decides nothing: budgets say what is allowed, the throttle what is wise, the led
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from engine.campaign import write_whole
 from engine.clock import Clock
 from engine.config import Settings
+from engine.control.store import Override
 from engine.pace import throttle
 from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
@@ -25,6 +26,35 @@ from engine.work.warming import Turned, Warming
 
 SAVE_EVERY_S = 5.0
 SAVE_WARMUP_EVERY_S = 1.0
+
+
+class KeyState(msgspec.Struct, frozen=True):
+    """A key as the operator sees it."""
+
+    limit: str
+    connections: int  # allowed now
+    suspended_until_us: int | None  # wall time
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What the operator says of a provider; None: nothing."""
+
+    connections: int | None = None
+    per_second: float | None = None
+    who: str = ""
+
+
+def words_of(overrides: Iterable[Override]) -> dict[str, Word]:
+    """The operator's words by provider. What cannot be read is left out: a store may be older or newer than we are."""
+    words: dict[str, Word] = {}
+    for one in overrides:
+        scope, _, provider = one.scope.partition(":")
+        if scope != "provider" or one.what not in ("connections", "per_second"):
+            continue
+        with contextlib.suppress(ValueError):
+            value = max(1, int(one.value)) if one.what == "connections" else max(0.01, float(one.value))
+            words[provider] = msgspec.structs.replace(words.get(provider, Word()), **{one.what: value}, who=one.who)
+    return words
 
 
 class Pacing:
@@ -54,6 +84,7 @@ class Pacing:
         self._told: set[tuple[int, Key]] = set()
         self._saved_at = clock.monotonic()
         self._domain = settings.dkim[0].domain if settings.dkim else settings.message.from_address.rpartition("@")[2]
+        self._words: dict[str, Word] = {}  # of the operator, by provider
         self._remember()
 
     # -- what workers saw ----------------------------------------------------------------------------------------------
@@ -179,12 +210,43 @@ class Pacing:
         when = f" in {max(0.0, (turn - self._clock.wall_us()) / 3.6e9):.1f} h" if turn is not None else " tomorrow"
         return f"the warm-up's caps of today are used up; run `engine send` again{when}"
 
+    def obey(self, words: Mapping[str, Word]) -> None:
+        """The operator's words by provider, those that hold now; at once, and with an event for each change."""
+        changed = {name for name in self._words.keys() | words.keys() if self._words.get(name) != words.get(name)}
+        if not changed:
+            return
+        self._words = dict(words)
+        now = self._clock.monotonic()
+        for name in sorted(changed):
+            word = words.get(name, Word())
+            self._say(
+                "slowed", provider=name, connections=word.connections, per_second=word.per_second, who=word.who or None
+            )
+        for key in [key for key in self._keys if key[1] in changed]:
+            self.ledger.set_limit(key, self._limit(key), now)
+            self._tell(self._pace(key, now), None)
+
+    def state_of(self, key: Key) -> KeyState:
+        """What a key may do now and why, for the operator and the counters."""
+        ceiling = self._ceiling(key)
+        until_us = None
+        if ceiling.suspended_until is not None:
+            left_s = max(0.0, ceiling.suspended_until - self._clock.monotonic())
+            until_us = self._clock.wall_us() + round(left_s * 1e6)
+        connections = self._limit(key).connections
+        return KeyState(self.limited_by(key), connections, until_us)
+
     def limited_by(self, key: Key) -> str:
         """What limits a key now, for the operator."""
         ceiling = self._ceiling(key)
         if ceiling.suspended_until is not None:
             left = max(0.0, ceiling.suspended_until - self._clock.monotonic())
             return f"suspended for {left:.0f} s: {ceiling.reason}"
+        word = self._words.get(key[1])
+        if word is not None:
+            rate = f", {word.per_second:g}/s" if word.per_second is not None else ""
+            most = f"{word.connections} connections" if word.connections is not None else ""
+            return f"slowed by {word.who}: {(most + rate).removeprefix(', ')}"
         budget = self._budget(key)
         if ceiling.connections < budget.connections or ceiling.rate_per_s is not None:
             rate = f", {ceiling.rate_per_s:.2g}/s" if ceiling.rate_per_s is not None else ""
@@ -286,6 +348,11 @@ class Pacing:
         if self._warming is not None and self._warming.caps(key) is not None:
             rates = (*rates, *self._warming.rates(key))
             connections = 0 if self._warming.is_used_up(key) else connections
+        if (word := self._words.get(key[1])) is not None:
+            if word.connections is not None:
+                connections = min(connections, word.connections)
+            if word.per_second is not None:
+                rates = (*rates, rate_of(max(word.per_second, 0.01)))
         return Limit(connections, rates, budget.connection_rate)
 
     def _most(self, key: throttle.Key) -> throttle.Limits:

@@ -458,10 +458,12 @@ class Worker:
                 seen=self._observer.take(),
                 suppress=bench.to_suppress,
                 reason=self._dispatch.paused or self._reason,
+                commits=self._log.commit_times,
             )
         )
         bench.invalid = bench.suppressed = bench.expired = bench.refused_unsent = 0
         bench.to_suppress = []
+        self._log.commit_times = [0.0] * len(self._log.commit_times)
         self._reason = ""
 
     def _provider_counts(self) -> list[ProviderCount]:
