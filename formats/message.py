@@ -155,10 +155,10 @@ def clean_text(text: str) -> str:
 def encoded_words(text: str) -> str:
     """`text` as RFC 2047 words of at most 75 characters, each of whole characters, separated by a blank.
 
-    Q or B encoding, whichever is shorter for the whole text.
+    Q where most of the text stays readable, B where that would be a quarter longer.
     """
     octets = text.encode()
-    is_base64 = sum(len(_Q[octet]) for octet in octets) > (len(octets) + 2) // 3 * 4
+    is_base64 = 4 * sum(len(_Q[octet]) for octet in octets) > 5 * ((len(octets) + 2) // 3 * 4)
     head = "=?utf-8?b?" if is_base64 else "=?utf-8?q?"
     room = MAX_WORD - len(head) - 2
     words: list[str] = []

@@ -42,7 +42,12 @@ def _books(campaign: Campaign) -> tuple[Budgets, ProviderBook, Path]:
 
 @click.group()
 def budgets() -> None:
-    """Show and check what each provider lets us do."""
+    """Show and check what each provider lets us do.
+
+    \b
+    engine budgets show gmail.com
+    engine budgets check
+    """
 
 
 @budgets.command()
@@ -117,7 +122,11 @@ def _show_all(resolved: Budgets, as_json: bool) -> None:
 @campaign_option
 @click.option("--no-bind", is_flag=True, help="Do not try whether this host can send from the sources' addresses.")
 def check(campaign: Campaign, no_bind: bool) -> None:
-    """Read the campaign's budgets: unknown keys, dead sections, addresses that cannot be bound."""
+    """Read the campaign's budgets: unknown keys, dead sections, addresses that cannot be bound.
+
+    \b
+    engine budgets check --campaign spring
+    """
     resolved, providers, path = _books(campaign)
     if not path.exists():
         click.echo(f"{campaign.folder} has no {BUDGETS_FILE}: the shipped budgets hold.", err=True)

@@ -41,7 +41,13 @@ def _own_rules(campaign: Campaign) -> list[Path]:
 
 @click.group()
 def replies() -> None:
-    """Judge replies, check rules, replay logs through changed rules."""
+    """Judge replies, check rules, replay logs through changed rules.
+
+    \b
+    engine replies judge "550 5.1.1 User unknown"
+    engine replies check
+    engine replies replay --rules new-rules.toml
+    """
 
 
 @replies.command()
@@ -87,7 +93,11 @@ def _plain(said: Judgement) -> dict[str, object]:
 @campaign_option
 @_rules_option
 def check(campaign: Campaign, rule_file: Path | None) -> None:
-    """Run every rule's samples: none dead, shadowed or too greedy."""
+    """Run every rule's samples: none dead, shadowed or too greedy.
+
+    \b
+    engine replies check --rules new-rules.toml
+    """
     files = [*_own_rules(campaign), *([rule_file] if rule_file else [])]
     findings = lint(*files)
     for finding in findings:

@@ -18,7 +18,8 @@ from engine.commands.common import campaign_option
 from engine.control.sqlite import SqliteStore
 from engine.errors import EngineError, Exit
 from engine.results.feedback import read_feedback
-from engine.results.merge import Decided, merge
+from engine.results.merge import merge
+from engine.results.merged import Decided
 from engine.results.report import read_summary, redraw, write_report
 from engine.results.retry import DEFAULT, write_retry_list
 from engine.results.statement import parse

@@ -202,8 +202,10 @@ class FragmentBox(PlainBox):
         """The text that fragments encode."""
         return decode_qp("".join(fragments))
 
-    # What `super()` and `self.block()` make their value with.
-    concat = decoded
+    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+        """What compiled templates join with: buffers of captured text are lists, and stay as they are; what `super()`
+        and `self.block()` join is a block's generator of fragments."""
+        return "".join(pieces) if type(pieces) is list else self.decoded(pieces)
 
     def included(self, name: Any, parent: str, ignore_missing: bool) -> str:
         """The text of an include without context."""

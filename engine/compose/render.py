@@ -356,9 +356,10 @@ def build_composer(
     lines = _survey_lines(settings, shop)
     row_attached = [attachment for attachment in message.attachments if attachment.column]
     names: dict[str, tuple[str, int]] = {}
-    for surveyed in (*bodies.values(), *lines.values()):
+    ordered = [bodies[hole] for hole in (Hole.HTML, Hole.TEXT) if hole in bodies]  # the text may be made from the HTML
+    for surveyed in (*ordered, *lines.values()):
         surveyed.check(schema)
-        names |= surveyed.names
+        names = surveyed.names | names
     for attachment in row_attached:
         if attachment.column not in schema.names:
             raise TemplateError(

@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from engine.compose.values import NULL, text_of
 
 MAX_STEPS = 1_000_000  # about a second; the largest honest digest we know of has some 10,000 entries
+CALL_STEPS = 20  # a macro call takes as long as some twenty rounds of a loop
 MAX_TEXT = 4_000_000
 _METER = "__metered"
 _WIDE_FORMAT = re.compile(r"%[-+ #0]*(?:\d*\.)?(?:\*|\d{5,})|\{[^{}]*(?:\d{5,}|\{)")
@@ -134,11 +135,12 @@ class Box(ImmutableSandboxedEnvironment):
         return items
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """A call in a template: safe things only, and each one a step."""
-        self.charge(1)
+        """A call in a template: safe things only, and each one `CALL_STEPS`."""
+        self.charge(CALL_STEPS)
         if isinstance(obj, LoopContext) and args:
             args = (self.metered(args[0]), *args[1:])
-        owner, method = getattr(obj, "__self__", None), getattr(obj, "__name__", "")
+        method = getattr(obj, "__name__", "")
+        owner = getattr(getattr(obj, "__wrapped__", obj), "__self__", None)  # the sandbox wraps str.format
         if isinstance(owner, str):
             if method in _PADDERS:
                 check_length(max((int(a) for a in (*args, *kwargs.values()) if isinstance(a, int)), default=0), method)
@@ -150,12 +152,14 @@ class Box(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
+            if isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() + right.bit_length())
             for text, times in ((left, right), (right, left)):
                 if isinstance(text, str | list | tuple | bytes) and isinstance(times, int):
                     check_length(len(text) * times, "*")
         elif operator == "**":
-            if not (isinstance(left, int | float) and isinstance(right, int | float) and abs(right) <= 1000):
-                raise SecurityError("a power over 1000")
+            if isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() * abs(right))
         elif operator == "%":
             if isinstance(left, str | bytes):
                 check_format(str(left))
@@ -177,6 +181,11 @@ def check_length(length: int, what: str) -> None:
     """Refuses a text that would grow beyond all use."""
     if length > MAX_TEXT:
         raise SecurityError(f"{what!r} would make a text of {length:,} characters")
+
+
+def _check_bits(bits: int) -> None:
+    if bits > 10_000:
+        raise SecurityError(f"a number of {bits:,} bits")
 
 
 def check_format(text: Any) -> None:

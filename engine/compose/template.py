@@ -36,7 +36,7 @@ _PREHEADER = (
 
 
 class TemplateError(EngineError):
-    """{place}: {problem}."""
+    """{place}: {problem}"""
 
     exit_code = Exit.TEMPLATE
     hint = "correct {place}; `engine preview --rows 0` shows what becomes of it."
@@ -162,8 +162,10 @@ def _refused(error: Exception, place: str) -> EngineError:
     if isinstance(error, EngineError):
         return error
     if isinstance(error, TemplateSyntaxError):
-        return TemplateError(place=f"{error.name or place} line {error.lineno}", problem=error.message)
-    return TemplateError(place=place, problem=getattr(error, "message", None) or str(error))
+        # Jinja2 names the survey's own compiler where a filter is unknown.
+        name = place if error.name in (None, "<introspection>") else error.name
+        return TemplateError(place=f"{name} line {error.lineno}", problem=str(error.message).rstrip("."))
+    return TemplateError(place=place, problem=(getattr(error, "message", None) or str(error)).rstrip("."))
 
 
 Variables = dict[str, Any]

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from engine.results.resolve import ACCEPTED
 from formats.outcomes import WORDS
@@ -59,10 +60,8 @@ def _lowered(encoded: pa.Array) -> Coded:
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()
     numbers: dict[str, int] = {}
-    same = [
-        numbers.setdefault(word.strip().rstrip(".").lower() if word else NO_DOMAIN, len(numbers))
-        for word in encoded.dictionary.to_pylist()
-    ]
+    words = pc.utf8_rtrim(pc.utf8_lower(pc.utf8_trim_whitespace(encoded.dictionary.cast(pa.string()))), ".")
+    same = [numbers.setdefault(word or NO_DOMAIN, len(numbers)) for word in words.to_pylist()]
     none = numbers.setdefault(NO_DOMAIN, len(numbers))
     mapping = np.array([*same, none], np.int32)
     index = encoded.indices.fill_null(len(same)).to_numpy().astype(np.int64)

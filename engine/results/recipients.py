@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from engine.results.domains import Coded, Domains, code_column, code_domains
 from engine.results.listrows import ListRows
-from engine.results.merge import Merged
+from engine.results.merged import Merged
 from engine.results.resolve import Resolved
 from formats import outcomes
 from formats.address import AddressError, canonical, parse_mailbox
@@ -34,6 +34,8 @@ _R = TypeVar("_R")
 _GROUP_ROWS = 131_072
 _ENHANCED = r"^(?P<status>[245]\.[0-9]{1,3}\.[0-9]{1,3})(?:\s|$)"
 _ENHANCED_BYTES = 13  # the longest, 5.123.123, and the blank behind it, with room
+
+_PLAIN_ADDRESS = r"^[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*@([A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,63}$"
 
 # Columns that `undeliverable.parquet` has beside the list's own.
 LAST = ("last_outcome", "last_reason", "last_code", "last_reply")
@@ -254,11 +256,17 @@ class _Maker:
             places = places[~np.isin(places, sorted(found.soft))]
         if not len(places):
             return None
+        texts = address.take(pa.array(places)).combine_chunks()
+        # Most addresses are plain: their canonical form is lower case. The others cost a Python call each.
+        plain = pc.fill_null(pc.match_substring_regex(texts, _PLAIN_ADDRESS), False).to_pylist()
+        lower = pc.ascii_lower(texts).to_pylist()
         names, times = [], []
-        for text, at in zip(address.take(pa.array(places)).to_pylist(), found.last_at[places].tolist(), strict=True):
+        for text, low, is_plain, at in zip(
+            texts.to_pylist(), lower, plain, found.last_at[places].tolist(), strict=True
+        ):
             # What cannot be parsed was never sent, so it cannot have bounced; a changed list may still bring it here.
             with contextlib.suppress(AddressError):
-                names.append(canonical(parse_mailbox(text)))
+                names.append(low if is_plain else canonical(parse_mailbox(text)))
                 times.append(at)
         source = f"campaign {self._merged.plan.campaign_id}"
         count = len(names)

@@ -11,7 +11,7 @@ import msgspec
 
 from engine.config import Settings
 from engine.errors import EngineError, Exit
-from engine.results.merge import Merged
+from engine.results.merged import Merged
 from engine.results.page import render_page
 from engine.results.recipients import write_recipients
 from engine.results.summary import FORMAT, Summary, summarise

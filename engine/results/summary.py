@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from engine.results.domains import DomainLine
-from engine.results.merge import Damage, Event, LogSummary, Merged, PartitionSummary, Reply
+from engine.results.merged import Damage, Event, LogSummary, Merged, PartitionSummary, Reply
 from engine.results.recipients import Written
 from formats.outcomes import WORDS, Outcome
 from formats.sendlog import Verdict

@@ -322,7 +322,8 @@ class Worker:
         if reply is not None and reply.code >= 400:
             judgement = self._settlement.judge(stage, reply, lane)
             self._observer.refused(lane.key, judgement, reply, now, lane.open)
-        else:
+        elif isinstance(self._routing, DirectRouting):
+            # A relay that cannot be reached is no matter of pace: the pool backs off, and the run gives up in time.
             self._observer.unreachable(lane.key, said)
         if isinstance(self._routing, DirectRouting) and not lane.open:
             self._rest_lane(lane, said, now)

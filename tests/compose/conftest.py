@@ -26,7 +26,9 @@ MakeCampaign = Callable[..., "Campaign"]
 class Campaign:
     """A folder with templates and keys, and one row of a list."""
 
-    def __init__(self, folder: Path, message: Mapping[str, Any], files: Mapping[str, str | bytes], more: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, message: Mapping[str, Any], files: Mapping[str, str | bytes], more: Mapping[str, Any]
+    ) -> None:
         self.folder = folder
         for name, content in files.items():
             path = folder / name
@@ -50,7 +52,7 @@ class Campaign:
         """The message of one row; the schema is inferred where none is given."""
         table = pa.Table.from_pylist([dict(row or {})], schema=schema)
         composer = self.composer(table.schema)
-        record = table.to_pylist()[0]
+        record = table.to_pylist()[0] if table.num_columns else {}
         return composer.compose(7, parse_mailbox(to), [record[name] for name in composer.columns], NOW_US)
 
     def open(self, row: Mapping[str, Any] | None = None, **options: Any) -> EmailMessage:

@@ -11,6 +11,7 @@ from conftest import LogWriter, make_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.results import merged as merged_module
 from engine.results import scan, spool
 from engine.results.merge import Merged, merge
 from formats.outcomes import WORDS
@@ -134,7 +135,7 @@ def test_every_order_and_every_cut_into_spans_tells_the_same(
         paths = [log.write(folder, name=f"{rng.randrange(10**6):06}-{log.header.log_id}") for log in logs]
         rng.shuffle(paths)
         with pytest.MonkeyPatch.context() as patch:
-            for module in (spool, merge_module()):
+            for module in (spool, merged_module):
                 patch.setattr(module, "SPAN_ROWS", 1 << bits)
             patch.setattr(spool, "SPAN_BITS", bits)
             with merge(make_plan(ROWS), paths) as merged:
