@@ -35,6 +35,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resolve": ("engine.commands.resolve", "resolve"),
     "budgets": ("engine.commands.budgets", "budgets"),
     "replies": ("engine.commands.replies", "replies"),
+    "enqueue": ("engine.commands.outbox", "enqueue"),
+    "serve-outbox": ("engine.commands.outbox", "serve_outbox"),
+    "outbox": ("engine.commands.outbox", "outbox"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

@@ -112,6 +112,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     reply: str | None = None
     attempts: int = 0
     wait_us: int = 0
+    begun: bool = False  # its age counts from now on, though nothing of it was attempted
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):

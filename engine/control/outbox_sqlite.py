@@ -139,7 +139,9 @@ class SqliteOutbox:
         return [owner for (owner,) in self._read("owners")]
 
     def held(self, owner: str) -> list[Held]:
-        return [Held(*row[:3], bool(row[3]), row[4]) for row in self._read("held", owner)]
+        return [
+            Held(id_, token, by, bool(said), attempts) for id_, token, by, said, attempts in self._read("held", owner)
+        ]
 
     def release(self, owner: str) -> int:
         return self._write("release", [(self.now_us(), owner)])

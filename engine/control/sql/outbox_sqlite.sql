@@ -80,6 +80,7 @@ RETURNING outbox.id;
 UPDATE outbox SET state = :state, reason = :reason, code = :code, reply = :reply,
     attempts = max(attempts, :attempts),
     not_before_us = CASE WHEN :state IN ('queued', 'waiting') THEN :now_us + :wait_us ELSE not_before_us END,
+    first_at_us = CASE WHEN :begun THEN coalesce(first_at_us, :now_us) ELSE first_at_us END,
     token = CASE WHEN :state IN ('queued', 'waiting') THEN NULL ELSE token END,
     owner = CASE WHEN :state IN ('queued', 'waiting') THEN NULL ELSE owner END,
     changed_at_us = :now_us
