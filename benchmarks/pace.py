@@ -13,6 +13,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -105,9 +106,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="default: fresh")
     args = parser.parse_args()
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(10**6)
-    size = (
-        {"rows": 1_000_000, "machines": 5, "workers": 8} if args.full else {"rows": 60_000, "machines": 1, "workers": 4}
-    )
+    rows, machines, workers = (1_000_000, 5, 8) if args.full else (60_000, 1, 4)
+
+    def course(world: World, throttle: Literal["adaptive", "classic"] = "adaptive") -> Course:
+        return Course(world=world, rows=rows, machines=machines, workers=workers, seed=seed, throttle=throttle)
 
     def wants(what: str) -> bool:
         return args.only in (None, what)
@@ -118,16 +120,16 @@ def main() -> None:
     even, hidden = load_world("even"), load_world("hidden")
     free = None
     if wants("even") or wants("block"):
-        free = played("limits as budgeted", Course(world=even, seed=seed, **size))
+        free = played("limits as budgeted", course(even))
     if wants("hidden"):
-        played("hidden limits, default", Course(world=hidden, seed=seed, **size))
+        played("hidden limits, default", course(hidden))
     if wants("classic"):
-        played("hidden limits, classic", Course(world=hidden, seed=seed, throttle="classic", **size))
+        played("hidden limits, classic", course(hidden, "classic"))
     if wants("block"):
         assert free is not None
         # The provider that is not the bound's: its hour must not become anybody else's.
         world = blocked(even, "microsoft", 600.0, 4200.0)
-        told = played("one blocks for an hour", Course(world=world, seed=seed, **size))
+        told = played("one blocks for an hour", course(world))
         for was, is_ in zip(free.providers, told.providers, strict=True):
             print(
                 f"    {was.name:<12} finished {was.finished_s:,.1f} s without, {is_.finished_s:,.1f} s with the block"

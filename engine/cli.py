@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("engine.commands.campaign", "init"),
     "demo": ("engine.commands.demo", "demo"),
     "check": ("engine.commands.check", "check"),
+    "preview": ("engine.commands.preview", "preview"),
+    "dkim-key": ("engine.commands.preview", "dkim_key"),
     "plan": ("engine.commands.plan", "plan"),
     "send": ("engine.commands.send", "send"),
     "status": ("engine.commands.status", "status"),

@@ -61,8 +61,8 @@ _campaigns = click.option(
     "folders",
     multiple=True,
     type=click.Path(path_type=Path, file_okay=False),
-    default=(Path(),),
-    help="Campaign folder; repeat it where one mailbox serves several campaigns. Default: here.",
+    default=(Path("campaign"),),
+    help="Campaign folder; repeat it where one mailbox serves several campaigns. By default ./campaign.",
 )
 
 

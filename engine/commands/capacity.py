@@ -245,7 +245,8 @@ def _print(told: Capacity, show_all: bool) -> None:
 def _row(each: Accepts) -> str:
     eta = span(each.eta_s) if each.eta_s is not None else "never"
     name = each.provider if each.provider != OTHER else "other (small domains)"
+    rate = f"{each.rate_per_s:,.1f}/s" if each.rate_per_s < 100_000 else "> 100,000/s"
     return (
-        f"{name:<22}{each.rows:>13,}{each.sources:>9}{each.rate_per_s:>10,.1f}/s{eta:>14}{each.today:>14,}"
+        f"{name:<22}{each.rows:>13,}{each.sources:>9}{rate:>12}{eta:>14}{each.today:>14,}"
         f"{each.spills:>14,}  {each.binding}"
     )

@@ -104,6 +104,8 @@ class State(msgspec.Struct, kw_only=True):
     measured_bad: int = 0
     barren: int = 0  # measurements in a row without any success
     refusal: str = ""  # the last one, for the reason
+    good_rate_per_s: float | None = None  # before the last easing that came after a quiet time,
+    good_until_at: float = 0.0  # which was then
     probe_from: float | None = None  # the good rate to return to when the probe is refused
     probe_until_at: float = 0.0  # what was refused since is the probe's doing
     next_probe_at: float = 0.0
@@ -407,6 +409,8 @@ class Adaptive:
         accepted = max(attempted * (1 - share) * self.margin, attempted / 4, 1 / 60)
         if state.rate_per_s is not None:
             accepted = min(accepted, state.rate_per_s * self.margin)
+            if state.eased_at is None or now - state.eased_at > 2 * WINDOW_S:
+                state.good_rate_per_s, state.good_until_at = state.rate_per_s, now
         if state.probe_from is not None and share <= 3 * state.step:
             accepted = state.probe_from  # the probe was a little too high: what was good before is good still
         state.rate_per_s = accepted
@@ -423,6 +427,9 @@ class Adaptive:
         pause = min(self.last_storm_pause_s, self.first_storm_pause_s * 2.0**state.repeats)
         state.repeats = min(state.repeats + 1, 16)
         state.suspend(seen.now, pause, reason)
+        if state.good_rate_per_s is not None and seen.now - state.good_until_at <= 2 * WINDOW_S:
+            # What looked like a lower limit a minute ago was the beginning of a block: that says nothing of the rate.
+            state.rate_per_s = state.good_rate_per_s
         state.doubles = True
         state.connections = min(1, state.limits.connections)
         state.unreachable = state.refused_run = state.barren = 0

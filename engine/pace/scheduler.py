@@ -177,7 +177,11 @@ class Scheduler:
 
     def has_room(self) -> bool:
         """Whether the reader may run ahead: there is room, or a connection asked for rows and nobody had any."""
-        return not self.is_stopped and (self._ready + len(self._reading) < self.ready_rows or self._run_ahead > 0)
+        if self.is_stopped:
+            return False
+        # With one lane there is nothing to find further on: rows read beyond the room would only be read again.
+        is_searching = self._run_ahead > 0 and len(self._lanes) > 1
+        return self._ready + len(self._reading) < self.ready_rows or is_searching
 
     def wanted(self, limit: int) -> list[int]:
         """Parked and due rows whose lanes have room again, in row order so that Parquet is read in runs.

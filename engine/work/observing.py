@@ -71,7 +71,8 @@ class Observer:
                 started_at=started_at,
                 reply_s=now - started_at,
                 connections=connections,
-                pause_s=action.pause_s if action.pause_s and action.after <= 1 else None,
+                # Only what the provider documents: the throttle measures the rest better.
+                pause_s=action.pause_s if action.connections is not None else None,
                 then_connections=action.connections,
                 unknown=judgement.class_ is Class_.UNKNOWN_USER,
                 text=str(reply)[:200],

@@ -134,7 +134,7 @@ class RowStates:
 
     def states(self) -> Numbers:
         """uint8 per row: DUE, FINAL, HELD or WAITING."""
-        states = np.where(self._deferred_attempt > 0, WAITING, DUE).astype(np.uint8)
+        states = np.where(self._due_at > 0, WAITING, DUE).astype(np.uint8)
         for row in self.held():
             states[row - self.first_row] = HELD
         states[self._final] = FINAL

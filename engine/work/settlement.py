@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.pace.judgement import Judgement
+from engine.pace.judgement import Class_, Judgement, Scope
 from engine.pace.retry import RetryPlan
 from engine.pace.rules import RuleBook
 from engine.smtp.dialogue import Accepted, Event, InDoubt, Lost, Refused
@@ -21,6 +21,7 @@ from formats.sendlog import Reason, Verdict
 # A connection lost before the dot counts no attempt; but a row at which connections are lost again and again is
 # what loses them, and waits like a deferred one, so that it comes to an end.
 MOST_LOSSES = 3
+_WIDER_THAN_THE_ROW = frozenset({Scope.CONNECTION, Scope.SOURCE, Scope.SIGNING_DOMAIN, Scope.CAMPAIGN})
 
 
 class LaneNames(Protocol):
@@ -110,6 +111,8 @@ class Settlement:
                 bench.has_outcome(flight.row)
             case Verdict.DEFERRED:
                 bench.lanes[lane.index].deferred += 1
+                if judgement.scope in _WIDER_THAN_THE_ROW and judgement.class_ is not Class_.GREYLISTED:
+                    flight.attempt -= 1  # refused whoever it was for: the row burns no attempt
                 self._defer(event.ticket, flight, lane, event.reply, judgement.reason, judgement.wait_s)
             case Verdict.IN_DOUBT:
                 bench.lanes[lane.index].in_doubt += 1

@@ -23,7 +23,6 @@ import msgspec
 
 from engine.campaign import Campaign
 from engine.clock import SystemClock
-from engine.compose.render import build_composer
 from engine.config import DeliveryTable, RetryTable, Settings, decode_custom
 from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
@@ -34,7 +33,7 @@ from engine.pace.scheduler import Scheduler
 from engine.route.dns_client import DnsClient, NameServer, system_servers
 from engine.route.provider import load_providers
 from engine.route.resolver import Resolver
-from engine.rows import RowReader, open_parquet
+from engine.rows import RowReader
 from engine.smtp.destination import Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
 from engine.smtp.handshake import Ended
@@ -42,6 +41,7 @@ from engine.smtp.session import Session
 from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
+from engine.work.frozen import planned_composer
 from engine.work.intake import Intake
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
@@ -75,6 +75,7 @@ from formats.sendlog import Header
 
 TICK_S = 0.05  # results reach the file within this; the pulse goes out every fourth tick
 PULSE_TICKS = 4
+READY_ROWS = 4096  # rows whose values are in memory; a lane's share is an eighth where there are several
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +154,7 @@ class Worker:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
             settings = msgspec.structs.replace(settings, delivery=delivery)
         plan = campaign.plan()
-        composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
+        composer = planned_composer(campaign, settings, plan)
         header = Header(
             log_id=f"{start.incarnation}-{start.number:03d}",
             campaign_id=plan.campaign_id,
@@ -168,7 +169,11 @@ class Worker:
         path = campaign.logs / f"{header.log_id}.arrows"
         self._log = Logbook(path, header, clock, durability=settings.log.durability)
         rng = random.Random(start.seed)
-        scheduler = Scheduler(rng=rng, tick_s=_wheel_grain_s(settings))
+        # Through a relay there is one lane, and nothing to run ahead of.
+        share = READY_ROWS if settings.delivery.mode == "relay" else READY_ROWS // 8
+        scheduler = Scheduler(
+            ready_rows=READY_ROWS, ready_rows_per_lane=share, rng=rng, tick_s=_wheel_grain_s(settings)
+        )
         bench = self._bench = Workbench(settings, self._log, scheduler, clock, rng)
         bench.batch_done = self._batch_done
         self._table = LaneTable()

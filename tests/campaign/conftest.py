@@ -57,7 +57,9 @@ class Operator:
             process.kill()
             out, err = process.communicate()
             pytest.fail(f"engine {' '.join(words)} hangs:\n{out}\n{err}")
-        assert code is None or process.returncode == code, f"engine {' '.join(words)}: {process.returncode}\n{out}\n{err}"
+        assert code is None or process.returncode == code, (
+            f"engine {' '.join(words)}: {process.returncode}\n{out}\n{err}"
+        )
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def _run_here(self, *words: str, code: int | None) -> subprocess.CompletedProcess[str]:

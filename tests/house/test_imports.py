@@ -16,9 +16,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"commands"}),
     frozenset({"web"}),
     frozenset({"work", "results", "bounce", "rehearse"}),
-    frozenset({"lists", "planner", "capacity", "outbox", "issues"}),
-    frozenset({"smtp", "compose", "route", "control", "pace"}),
-    frozenset({"config", "clock", "errors", "campaign", "host", "rows", "schedule", "__init__"}),
+    frozenset({"lists", "planner", "capacity", "issues", "outbox"}),
+    frozenset({"smtp", "compose", "route", "control", "pace", "warmup", "schedule"}),
+    frozenset({"config", "clock", "errors", "campaign", "host", "rows", "__init__"}),
     frozenset({"formats"}),
 )
 # Packages of data, which hold no code.

@@ -158,6 +158,13 @@ def test_messages_per_connection_are_learnt_once() -> None:
     assert told.ratio <= 1.1
 
 
+def test_after_a_block_the_rate_is_what_it_was_before() -> None:
+    block = (Outage("block", 1800.0, 3600.0),)
+    told = simulate(course(hidden(rate_per_s=2.0, changes=(), outages=block, greylist_share=0.0), rows=10_000))
+    late = [s for s in told.samples if s.minute == 75]
+    assert late[0].accepted >= 0.9 * 120
+
+
 def test_a_connection_limit_that_drops_and_returns() -> None:
     changes = (Change(at_s=1000.0, connections=2), Change(at_s=3000.0, connections=8))
     told = simulate(course(Model(name="one", share=1, message_s=2.0, connections=8, changes=changes), rows=16_000))
