@@ -67,6 +67,14 @@ class PostOffice:
         self._servers.append(server)
         return server
 
+    def serve_and_join(self) -> subprocess.Popen[bytes]:
+        """Start a server; it has its lease when this returns."""
+        before = len(self.box.servers())
+        server = self.serve()
+        while len(self.box.servers()) == before and server.poll() is None:
+            time.sleep(0.02)
+        return server
+
     def stop(self, server: subprocess.Popen[bytes], how: signal.Signals = signal.SIGTERM) -> int:
         """Signal a server and wait for its end."""
         with contextlib.suppress(ProcessLookupError):
