@@ -38,6 +38,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "budgets": ("engine.commands.budgets", "budgets"),
     "replies": ("engine.commands.replies", "replies"),
     "serve": ("engine.commands.serve", "serve"),
+    "enqueue": ("engine.commands.outbox", "enqueue"),
+    "serve-outbox": ("engine.commands.outbox", "serve_outbox"),
+    "outbox": ("engine.commands.outbox", "outbox"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

@@ -277,17 +277,6 @@ class BatchOwner(msgspec.Struct, frozen=True):
     started: int
 
 
-class Override(msgspec.Struct, frozen=True):
-    """A word that every machine obeys within a heartbeat. `scope` is "campaign", "domain:..." or "provider:..."."""
-
-    scope: str
-    what: str
-    value: str
-    who: str
-    at_us: int
-    until_us: int | None
-
-
 class SharedStore(Store, Protocol):
     """What several machines need beyond `Store`. Its own clock tells every time in it."""
 
@@ -356,12 +345,6 @@ class SharedStore(Store, Protocol):
 
     def is_failover_safe(self) -> bool:
         """False where there are standbys that commits do not wait for."""
-
-    def set_override(self, override: Override) -> None:
-        """Say it to every machine; a later word on the same thing replaces it."""
-
-    def overrides(self) -> list[Override]:
-        """The words that hold now."""
 
     def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
         """How many of `wanted` messages may be sent now under a rate that all machines share. Prepaid."""

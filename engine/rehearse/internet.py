@@ -80,7 +80,7 @@ class Internet:
         self.names = NameServer(settings.zone)
 
     async def start(self) -> tuple[str, int]:
-        """Listen; returns "ADDRESS:PORT" of the name server, and the port of every provider. Raises SinkCannotListen."""
+        """Listen; returns "ADDRESS:PORT" of the name server and the providers' port. Raises SinkCannotListen."""
         host, dns_port = await self.names.start(port=self.settings.dns_port)
         return f"{host}:{dns_port}", await self._start_player()
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.pace.scheduler import Scheduler
 from engine.rows import Row, RowReader, first_texts
 from engine.work.bench import OpenBatch, Recipient, Workbench
 from engine.work.messages import Assign
@@ -77,8 +78,16 @@ class _Reading:
 class Intake:
     """Reads rows for one worker. The first value of a row is its address."""
 
-    def __init__(self, bench: Workbench, reader: RowReader, lanes: Lanes, suppressions: SuppressionCheck) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        scheduler: Scheduler,
+        reader: RowReader,
+        lanes: Lanes,
+        suppressions: SuppressionCheck,
+    ) -> None:
         self._bench = bench
+        self._scheduler = scheduler
         self._reader = reader
         self._lanes = lanes
         self._suppressions = suppressions
@@ -107,7 +116,7 @@ class Intake:
 
     def routed(self, lane: int, rows: Sequence[int]) -> None:
         """The lane of these rows, never attempted and held while their domain was looked up, is known."""
-        kept = [row for row in sorted(rows) if self._bench.scheduler.add(row, lane)]
+        kept = [row for row in sorted(rows) if self._scheduler.add(row, lane)]
         for number, row in self._reader.pick(kept):
             (mailbox,) = parse_mailboxes(first_texts([row]))
             assert isinstance(mailbox, Mailbox)  # it was one when the row was held
@@ -118,7 +127,7 @@ class Intake:
         self._returning.extend(waiting)
 
     def _run_ahead(self) -> bool:
-        if not self._reading or not self._bench.scheduler.has_room():
+        if not self._reading or not self._scheduler.has_room():
             return False
         reading = self._reading[0]
         stretch = next(reading.stretches, None)
@@ -141,7 +150,7 @@ class Intake:
         return True
 
     def _sort_in(self, numbers: Sequence[int], found: list[Row], *, is_new: bool) -> None:
-        bench, lanes, scheduler = self._bench, self._lanes, self._bench.scheduler
+        bench, lanes, scheduler = self._bench, self._lanes, self._scheduler
         parsed = parse_mailboxes(first_texts(found))
         good = [mailbox for mailbox in parsed if isinstance(mailbox, Mailbox)]
         refused = iter(self._suppressions.check([canonical(mailbox) for mailbox in good]).tolist())
@@ -169,7 +178,7 @@ class Intake:
 
     def _read_again(self) -> bool:
         """Parked rows whose lanes have room again."""
-        scheduler = self._bench.scheduler
+        scheduler = self._scheduler
         rows = scheduler.wanted(STRETCH_ROWS)
         for row in scheduler.evicted():
             self._bench.open.pop(row, None)
@@ -197,7 +206,7 @@ class Intake:
                 continue
             first_at = bench.monotonic_of(waiting.first_at_us)
             expires_at = first_at + bench.settings.retry.max_age.seconds
-            bench.scheduler.defer(
+            self._scheduler.defer(
                 number, lane, bench.monotonic_of(waiting.due_at_us), waiting.attempt, first_at, expires_at
             )
         return True

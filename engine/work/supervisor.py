@@ -169,7 +169,7 @@ class Supervisor:
             hand.channel.send(Drain())
 
     def reload(self, settings: Settings) -> None:
-        """Live settings were read again: tell what changed, and the workers. Raises BudgetError, nothing changed then."""
+        """Live settings were read again: tell what changed, and the workers. Raises BudgetError."""
         direct = settings.delivery.mode == "direct"
         budgets = load_budgets(self._campaign.folder / BUDGETS_FILE) if direct else None
         for table in sorted(Settings.LIVE):

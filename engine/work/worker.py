@@ -15,7 +15,9 @@ import os
 import random
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -91,6 +93,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     worker: int
     number: int  # how many workers this supervisor started before: names the log
     seed: int
+    outbox: str | None = None  # serve the outbox of this folder, by the delivery settings of `folder`
     relay: str | None = None  # in place of the settings' relay: where the embedded sink listens
 
 
@@ -107,7 +110,7 @@ async def _live(end: socket.socket, start: WorkerStart) -> None:
     channel: Channel[Down] = Channel(end, Down)
     await channel.open()
     try:
-        worker = Worker(start, channel)
+        worker = _worker(start, channel)
     except EngineError as problem:
         channel.send(Stopped(exit_code=problem.exit_code, problem=str(problem), hint=problem.next_step))
         channel.send(Goodbye(open_rows=0))
@@ -115,6 +118,31 @@ async def _live(end: socket.socket, start: WorkerStart) -> None:
         channel.close()
         return
     await worker.run()
+
+
+def _worker(start: WorkerStart, channel: Channel[Down]) -> Worker:
+    if start.outbox is None:
+        return Worker(start, channel)
+    from engine.work.outbox import OutboxWorker  # it is a Worker itself
+
+    return OutboxWorker(start, channel)
+
+
+class Reading(Protocol):
+    """Whoever brings rows."""
+
+    @property
+    def unread(self) -> int:
+        """Rows assigned and not looked at yet."""
+
+    def assign(self, assigned: Assign) -> None:
+        """Take a batch on."""
+
+    def step(self) -> bool:
+        """Bring some; True when something was done."""
+
+    def routed(self, lane: int, rows: Sequence[int]) -> None:
+        """The lane of rows that were held is known."""
 
 
 class Worker:
@@ -160,7 +188,7 @@ class Worker:
         self._routing = self._make_routing(campaign, settings, retry, rng)
         self._suppressions = Suppressions(campaign.suppression, list_id=settings.campaign.list_id)
         reader = RowReader(plan, [plan.address_column, *composer.columns])
-        self._intake = Intake(bench, reader, self._routing, self._suppressions)
+        self._intake: Reading = Intake(bench, scheduler, reader, self._routing, self._suppressions)
         if isinstance(self._routing, DirectRouting):
             self._routing.routed = self._intake.routed
             self._routing.come_back = self._intake.come_back
@@ -400,7 +428,7 @@ class Worker:
                 account.give_back_unused()
 
     def _give_up(self, lane: Lane) -> None:
-        """A destination that could not be reached for the maximum age: its rows are given up, one that comes tries anew."""
+        """A destination could not be reached for the maximum age: its rows are given up, one that comes tries anew."""
         bench = self._bench
         for row, attempts in bench.scheduler.abandon(lane.index):
             bench.open.pop(row, None)

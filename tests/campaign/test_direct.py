@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.campaign.conftest import Operator
 
 from engine.rehearse.internet import InternetSettings, RunningInternet, run_internet, willing, zone_of
 from engine.rehearse.models import Model, World
 from engine.rehearse.record import read_record
+from tests.campaign.conftest import Operator
 
 ADDRESSES = {"bigmail": "127.1.0.1", "midmail": "127.1.0.2", "smallmail": "127.1.0.3"}
 NOBODY = "127.1.0.99"  # nothing listens there

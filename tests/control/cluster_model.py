@@ -194,7 +194,8 @@ class World:
             found = self.store.entries([batch.number])
         seen = view(batch.first_row, batch.rows, self._shown(sender, found), self._decisions(batch.first_row, found))
         sender.due[batch.number] = [
-            batch.first_row + place for place in np.flatnonzero((seen.states == DUE) | (seen.states == WAITING)).tolist()
+            batch.first_row + place
+            for place in np.flatnonzero((seen.states == DUE) | (seen.states == WAITING)).tolist()
         ]
 
     def _decisions(self, first_row: int, found: list[Entry]) -> list[Decision]:
