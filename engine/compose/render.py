@@ -10,8 +10,10 @@ stays behind in memory, but for caches of fixed size.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,7 +37,9 @@ from formats.recipients import bare_name
 from formats.verp import TokenMaker
 
 NO_VARIABLES: Variables = {}
+Row = tuple[int, Mailbox, Sequence[object]]  # number, recipient, values of the composer's columns
 _SIGN_CHUNK = 16  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 240 to 900
+_CHUNKS_WAITING = 8  # for a pool of that many threads; they bound the memory of what is rendered ahead
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -60,11 +64,11 @@ class RowProblem(Exception):
 
 
 class Draft:
-    """A message but for its signatures."""
+    """A message but for its signatures. `body` is in pieces, most of them shared by all rows."""
 
     __slots__ = ("body", "digests", "head", "is_utf8", "recipient", "return_path", "unsigned")
 
-    def __init__(self, state: RowState, head: bytes, body: bytes) -> None:
+    def __init__(self, state: RowState, head: bytes, body: Sequence[bytes]) -> None:
         self.return_path, self.recipient = state.return_path, state.address
         self.is_utf8 = not state.mailbox.local.isascii()
         self.head, self.body = head, body
@@ -76,7 +80,7 @@ class Draft:
         content = self.head
         if signatures:
             signed = [signature_field(field, one) for field, one in zip(self.unsigned, signatures, strict=True)]
-            content = b"".join(["".join(signed).encode("ascii"), self.head, self.body])
+            content = b"".join(["".join(signed).encode("ascii"), self.head, *self.body])
         return Message(self.return_path, self.recipient, content, self.is_utf8)
 
 
@@ -161,7 +165,7 @@ class Composer:
         """The message but for its signatures, which are the expensive part; raises RowProblem."""
         try:
             state = self._state(row, mailbox, values, now_us)
-            return self._signable(state) if self._signers else Draft(state, self._unsigned(state), b"")
+            return self._signable(state) if self._signers else Draft(state, self._unsigned(state), ())
         except Exception as problem:
             # Whatever a template or a value does belongs to its row, never to the process.
             raise _row_problem(problem) from problem
@@ -198,7 +202,7 @@ class Composer:
             if value:
                 written[at] = f"{lead}{value}\r\n" if len(value) < room else field.write(value)
                 relaxed[at] = field.relaxed(value)
-        body = b"".join(self._body(state))
+        body = self._body(state)
         draft = Draft(state, "".join(written).encode(), body)
         hashes = {form: hasher.digest(body) for form, hasher in self._hashers.items()}
         covered = "".join(relaxed)
@@ -277,46 +281,59 @@ class Composer:
 
     def compose_many(
         self,
-        rows: Iterable[tuple[int, Mailbox, Sequence[object]]],
+        rows: Iterable[Row],
         now_us: int,
         executor: Executor | None = None,
     ) -> list[Message | RowProblem]:
         """The messages of `rows` in order.
 
-        With an executor of threads, signatures are made there while the next rows are rendered here.
+        With an executor of threads, signatures are made there while the next rows are rendered here. Rows go in chunks:
+        signatures one after the other keep the key's tables in the processor's cache, and a finished chunk's memory is
+        used again.
         """
-        drafts: list[Draft | RowProblem] = []
-        chunk: list[Draft] = []
-        waiting: list[Future[list[list[bytes]]]] = []
-        for row, mailbox, values in rows:
-            try:
-                draft = self.draft(row, mailbox, values, now_us)
-            except RowProblem as problem:
-                drafts.append(problem)
+        made: list[Message | RowProblem] = []
+        waiting: deque[tuple[list[Draft | RowProblem], Future[list[list[bytes]]]]] = deque()
+        for chunk in _chunks(rows, _SIGN_CHUNK):
+            drafts = [self._draft_or_problem(row, mailbox, values, now_us) for row, mailbox, values in chunk]
+            to_sign = [draft for draft in drafts if isinstance(draft, Draft)]
+            if executor is None or not self._signers:
+                made += _finished(drafts, self._sign(to_sign))
                 continue
-            drafts.append(draft)
-            if executor is not None and self._signers:
-                chunk.append(draft)
-                if len(chunk) == _SIGN_CHUNK:
-                    waiting.append(executor.submit(self._sign, chunk))
-                    chunk = []
-        if executor is not None and chunk:
-            waiting.append(executor.submit(self._sign, chunk))
-        signatures: Iterator[list[bytes]]
-        if executor is None:
-            signatures = (one for draft in drafts if isinstance(draft, Draft) for one in self._sign([draft]))
-        else:
-            signatures = (one for future in waiting for one in future.result())
-        return [
-            draft if isinstance(draft, RowProblem) else draft.finish(next(signatures) if self._signers else [])
-            for draft in drafts
-        ]
+            waiting.append((drafts, executor.submit(self._sign, to_sign)))
+            if len(waiting) > _CHUNKS_WAITING:
+                oldest, signatures = waiting.popleft()
+                made += _finished(oldest, signatures.result())
+        for drafts, signatures in waiting:
+            made += _finished(drafts, signatures.result())
+        return made
+
+    def _draft_or_problem(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int
+    ) -> Draft | RowProblem:
+        try:
+            return self.draft(row, mailbox, values, now_us)
+        except RowProblem as problem:
+            return problem
 
     def _sign(self, drafts: Sequence[Draft]) -> list[list[bytes]]:
         signers = [signer for signer, _ in self._signers]
         return [
             [signer.sign(digest) for signer, digest in zip(signers, draft.digests, strict=True)] for draft in drafts
         ]
+
+
+def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    source = iter(rows)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+def _finished(
+    drafts: Sequence[Draft | RowProblem], signatures: Sequence[Sequence[bytes]]
+) -> Iterator[Message | RowProblem]:
+    made = iter(signatures)
+    for draft in drafts:
+        yield draft.finish(next(made)) if isinstance(draft, Draft) else draft
 
 
 def _row_problem(problem: Exception) -> RowProblem:
