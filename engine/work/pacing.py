@@ -18,6 +18,7 @@ from engine.config import Settings
 from engine.control.store import Override
 from engine.pace import throttle
 from engine.pace.breaker import Breaker
+from engine.pace.allowance import Rate
 from engine.pace.budgets import Budgets, rate_of, relay_limit
 from engine.pace.slots import Decision, Ledger, Limit
 from engine.pace.throttle import Ceiling, Kind, Observation, Signal, Throttle, ThrottleEvent
@@ -55,6 +56,11 @@ def words_of(overrides: Iterable[Override]) -> dict[str, Word]:
             value = max(1, int(one.value)) if one.what == "connections" else max(0.01, float(one.value))
             words[provider] = msgspec.structs.replace(words.get(provider, Word()), **{one.what: value}, who=one.who)
     return words
+
+
+def _eased(per_second: float) -> Rate:
+    """The throttle's rate for the ledger, in windows of ten seconds: it is a pace to keep, not a limit of a second."""
+    return Rate(int(per_second * 10), 10.0) if per_second >= 0.5 else rate_of(max(per_second, 0.01))
 
 
 class Pacing:
@@ -342,8 +348,9 @@ class Pacing:
         """The budget under the throttle's ceiling."""
         budget, ceiling = self._budget(key), self._ceiling(key)
         rates = budget.rates
-        if ceiling.rate_per_s is not None:
-            rates = (*rates, rate_of(max(ceiling.rate_per_s, 0.01)))
+        most = min((rate.per_second for rate in rates), default=float("inf"))
+        if ceiling.rate_per_s is not None and ceiling.rate_per_s < most:
+            rates = (*rates, _eased(ceiling.rate_per_s))
         connections = min(budget.connections, ceiling.connections)
         if self._warming is not None and self._warming.caps(key) is not None:
             rates = (*rates, *self._warming.rates(key))
