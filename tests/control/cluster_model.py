@@ -530,7 +530,7 @@ def broken_store(store: PostgresStore, breaks: frozenset[str]) -> None:
     """Take a rule out of the store's own statements."""
     advance: str = store._sql["advance"]
     if "open without a living lease" in breaks:
-        advance = advance.replace("WHERE EXISTS (SELECT FROM lease)\n", "WHERE true\n").replace(
+        advance = advance.replace("WHERE EXISTS (SELECT FROM lease) AND", "WHERE").replace(
             "b.owner = %(me)s AND b.state = 'claimed'", "true"
         )
     if "a late report wins over the first" in breaks:
