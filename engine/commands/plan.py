@@ -19,7 +19,10 @@ from engine.campaign import (
     write_whole,
 )
 from engine.clock import SystemClock
+from engine.commands import forecast as forecasting
+from engine.commands.capacity import parse_deadline
 from engine.commands.common import campaign_option
+from engine.commands.forecast import forecast
 from engine.compose.keys import load_keys, write_token_table
 from engine.compose.render import build_composer
 from engine.config import Settings
@@ -27,10 +30,13 @@ from engine.control.bundle import gather
 from engine.control.opening import control_url, keep_url, open_shared
 from engine.control.sqlite import SqliteStore
 from engine.control.store import Life
+from engine.counts import of_metas
 from engine.errors import EngineError, Exit
 from engine.planner import ListShape, Mixing, cut_batches, cut_partitions, expand, read_shape, sample_mixing
+from engine.warmup import schedule_named
 from formats import listmeta
 from formats import plan as plan_format
+from formats.listmeta import ListMeta
 from formats.plan import Plan
 from formats.verp import TokenOrigin
 
@@ -55,19 +61,31 @@ class SenderRuns(EngineError):
 @click.option("--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True, help="One per machine.")
 @click.option("--replace", is_flag=True, help="Put an existing plan, store and logs aside first.")
 @click.option("--control", metavar="URL", help="Where machines meet: postgresql://user@host/database.")
+@click.option("--deadline", default="24h", show_default=True, help="Say whether it can be kept, and what would do it.")
+@click.option("--warmup", "schedule_name", metavar="SCHEDULE", help="Keep the caps of this warm-up, day by day.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object on stdout.")
 def plan(
-    sources: tuple[str, ...], campaign: Campaign, partitions: int, replace: bool, control: str | None, as_json: bool
+    sources: tuple[str, ...],
+    campaign: Campaign,
+    partitions: int,
+    replace: bool,
+    control: str | None,
+    deadline: str,
+    schedule_name: str | None,
+    as_json: bool,
 ) -> None:
     """Number the rows of LIST (files, folders, patterns, URIs), cut them into batches and partitions, and freeze them
-    with templates and settings.
+    with templates and settings. Then say what the providers will accept by when.
 
     \b
-    engine plan list.parquet
+    engine plan list.parquet --deadline 6h
     engine plan 'lists/*.parquet' --partitions 5
     engine plan s3://bucket/list/ --partitions 5 --control postgresql://rowpost@db.example.com/rowpost
+    engine plan list.parquet --warmup sparkpost
     """
     started = time.perf_counter()
+    deadline_s = parse_deadline(deadline)
+    schedule = schedule_named(schedule_name) if schedule_name is not None else None
     settings = campaign.settings()
     logs = campaign.log_files()
     if (logs or campaign.plan_file.exists()) and not replace and logs:
@@ -76,14 +94,27 @@ def plan(
     shape = read_shape(paths, settings.list.address_column, settings.list.id_column)
     url = control_url(campaign, settings, control)
     made = make_plan(campaign, settings, shape, partitions, SystemClock().wall_us(), shared=url is not None)
+    metas = _metas(shape)
+    engaged = {meta.engaged_first for meta in metas}
+    made, ahead = forecast(
+        campaign,
+        settings,
+        made,
+        of_metas(metas),
+        engaged_first=engaged.pop() if len(engaged) == 1 else None,
+        deadline_s=deadline_s,
+        schedule=schedule,
+    )
     mixing = sample_mixing(shape) if shape.rows else None
     if replace:
         _put_aside(campaign)
     _store(campaign, settings, made, url, replace=replace)
     if as_json:
-        click.echo(msgspec.json.encode(_figures(made, mixing)).decode())
+        click.echo(msgspec.json.encode({**_figures(made, mixing), "forecast": ahead}).decode())
     else:
         _tell(campaign, made, mixing, time.perf_counter() - started)
+        forecasting.tell(ahead, campaign)
+        _tell_next(campaign, made)
 
 
 def make_plan(
@@ -92,7 +123,7 @@ def make_plan(
     """The plan of this list under these settings; raises the errors of composing (template, key, column)."""
     composer = build_composer(settings, campaign.folder, shape.schema)
     batches = cut_batches([rows for file in shape.files for rows in file.row_groups], settings.list.batch_rows)
-    domains, providers = _counts(shape)
+    told = of_metas(_metas(shape))
     wanted = {shape.address_column, shape.id_column, *composer.columns}
     return Plan(
         campaign_id=settings.campaign.id,
@@ -110,28 +141,15 @@ def make_plan(
         templates_fingerprint=composer.fingerprint,
         key_id=load_keys(campaign.folder / settings.keys.file).current_id,
         store="postgresql" if shared else "sqlite",
-        provider_rows=providers,
-        domain_rows=domains,
+        provider_rows=told.provider_rows,
+        domain_rows=told.domain_rows,
     )
 
 
-def _counts(shape: ListShape) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows per domain and provider as `engine prepare` noted them in every file, else nothing."""
-    domains: dict[str, int] = {}
-    providers: dict[str, int] = {}
-    for metadata in shape.metadata:
-        raw = metadata.get(listmeta.KEY)
-        if raw is None:
-            return {}, {}
-        try:
-            noted = listmeta.decode(raw)
-        except listmeta.ListMetaError:
-            return {}, {}  # a list of a newer `prepare` is planned like one that nobody prepared
-        for domain, rows in noted.domain_rows.items():
-            domains[domain] = domains.get(domain, 0) + rows
-        for provider, rows in noted.provider_rows.items():
-            providers[provider] = providers.get(provider, 0) + rows
-    return domains, providers
+def _metas(shape: ListShape) -> list[ListMeta]:
+    """What `engine prepare` noted in every file; nothing where one of them is not prepared, or by a newer version."""
+    metas = [listmeta.of_metadata(metadata) for metadata in shape.metadata]
+    return [meta for meta in metas if meta is not None] if all(metas) else []
 
 
 def _put_aside(campaign: Campaign) -> None:
@@ -222,6 +240,9 @@ def _tell(campaign: Campaign, made: Plan, mixing: Mixing | None, seconds: float)
             "  next: mix it with `engine prepare LIST -o mixed.parquet`, then plan that.",
             err=True,
         )
+
+
+def _tell_next(campaign: Campaign, made: Plan) -> None:
     sends = [f"engine send --partition {p}" for p in range(len(made.partitions))]
     where = " --control URL" if made.store != "sqlite" else ""
     where += "" if campaign.folder == Path("campaign") else f" --campaign {campaign.folder}"

@@ -94,6 +94,7 @@ def merge_logs(
             campaign.report,
             merged_at_us=SystemClock().wall_us(),
             threads=processes,
+            planned_per_hour=plan.planned_per_hour,
             campaign=_option(campaign),
             progress=_progress("rows written"),
         )

@@ -26,6 +26,7 @@ from engine.control.opening import control_url, keep_url, open_shared, open_stor
 from engine.control.store import Incarnation, SharedStore
 from engine.errors import EngineError, Exit
 from engine.host import boot_id, host_id
+from engine.pace.budgets import BUDGETS_FILE
 from engine.rehearse.running import run_sink_in_process
 from engine.rehearse.sink import SinkSettings
 from engine.smtp.destination import relay_destination
@@ -173,26 +174,30 @@ def _processes(made: Plan, partition: int) -> int:
 
 
 def _ask_first(campaign: Campaign, settings: Settings, yes: bool) -> None:
-    """The first send through a relay that is not on this machine asks."""
+    """The first send that leaves this machine asks."""
     asked = campaign.run / "asked"
-    if settings.delivery.relay.startswith("sink:") or yes or asked.exists():
+    if yes or asked.exists() or _has_own_sink(settings):
         return
-    destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
-    if all(host.is_this_machine for host in destination.hosts):
-        return
-    click.confirm(
-        f"This sends real mail through {destination.key}, from {settings.message.from_address}. Go on?",
-        abort=True,
-        err=True,
-    )
+    where = "straight to the recipients' mail hosts"
+    if settings.delivery.mode == "relay":
+        destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
+        if all(host.is_this_machine for host in destination.hosts):
+            return
+        where = f"through {destination.key}"
+    click.confirm(f"This sends real mail {where}, from {settings.message.from_address}. Go on?", abort=True, err=True)
     make_private_folder(campaign.run)
     asked.touch(mode=0o600)
+
+
+def _has_own_sink(settings: Settings) -> bool:
+    """`relay = "sink://"`, unless nothing goes through a relay."""
+    return settings.delivery.mode == "relay" and settings.delivery.relay.startswith("sink:")
 
 
 @contextlib.contextmanager
 def _sink(campaign: Campaign, settings: Settings, narration: Narration) -> Iterator[str | None]:
     """`relay = "sink://"`: a test server of our own for this run."""
-    if not settings.delivery.relay.startswith("sink:"):
+    if not _has_own_sink(settings):
         yield None
         return
     record = campaign.folder / "sink.record"
@@ -266,23 +271,30 @@ async def _supervise(supervisor: Supervisor, campaign: Campaign, made: Plan, nar
     loop.add_signal_handler(signal.SIGTERM, supervisor.drain, "SIGTERM")
     loop.add_signal_handler(signal.SIGINT, supervisor.drain, "SIGINT")
     loop.add_signal_handler(signal.SIGHUP, reload)
-    watching = loop.create_task(_watch_settings(campaign.folder / "campaign.toml", reload))
+    files = [campaign.folder / "campaign.toml", campaign.folder / BUDGETS_FILE]
+    watching = loop.create_task(_watch_settings(files, reload))
     try:
         return await supervisor.run()
     finally:
         watching.cancel()
 
 
-async def _watch_settings(file: Path, reload: Callable[[], None]) -> None:
-    """Read the live settings again when their file changes; looked at every two seconds."""
-    seen = file.stat().st_mtime_ns
+async def _watch_settings(files: list[Path], reload: Callable[[], None]) -> None:
+    """Read the live settings again when a file of them changes; looked at every two seconds."""
+    seen = [_changed_at(file) for file in files]
     while True:
         await asyncio.sleep(2)
-        with contextlib.suppress(OSError):
-            now = file.stat().st_mtime_ns
-            if now != seen:
-                seen = now
-                reload()
+        now = [_changed_at(file) for file in files]
+        if now != seen:
+            seen = now
+            reload()
+
+
+def _changed_at(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _tell_end(campaign: Campaign, supervisor: Supervisor, options: RunOptions, code: Exit, now: float) -> None:

@@ -20,7 +20,11 @@ from engine.host import host_id
 @click.option("--control", metavar="URL", help="Where machines meet, as given to `engine plan`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(campaign: Campaign, control: str | None, as_json: bool) -> None:
-    """Show what is done, by whom, how fast, what waits and until when."""
+    """Show what is done, by whom, how fast, what waits and until when.
+
+    \b
+    engine status
+    """
     store = open_store(campaign, control)
     try:
         now_us = store_time_us(store)

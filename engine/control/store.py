@@ -123,6 +123,17 @@ class BatchTally(msgspec.Struct, frozen=True):
     rows: int
 
 
+class Override(msgspec.Struct, frozen=True):
+    """A word that every machine obeys within a heartbeat. `scope` is "campaign", "domain:..." or "provider:..."."""
+
+    scope: str
+    what: str
+    value: str
+    who: str
+    at_us: int
+    until_us: int | None
+
+
 class Store(Protocol):
     """The promises. Every method that writes has committed, durably, when it returns; any may raise StoreAway."""
 
@@ -173,6 +184,12 @@ class Store(Protocol):
 
     def decisions(self) -> list[Decision]:
         """All of them, oldest first."""
+
+    def set_override(self, override: Override) -> None:
+        """Say it to every machine; a later word on the same thing replaces it. `at_us` is the store's."""
+
+    def overrides(self) -> list[Override]:
+        """The words that hold now."""
 
     def close(self) -> None:
         """Let go of the store."""
@@ -260,17 +277,6 @@ class BatchOwner(msgspec.Struct, frozen=True):
     started: int
 
 
-class Override(msgspec.Struct, frozen=True):
-    """A word that every machine obeys within a heartbeat. `scope` is "campaign", "domain:..." or "provider:..."."""
-
-    scope: str
-    what: str
-    value: str
-    who: str
-    at_us: int
-    until_us: int | None
-
-
 class SharedStore(Store, Protocol):
     """What several machines need beyond `Store`. Its own clock tells every time in it."""
 
@@ -339,12 +345,6 @@ class SharedStore(Store, Protocol):
 
     def is_failover_safe(self) -> bool:
         """False where there are standbys that commits do not wait for."""
-
-    def set_override(self, override: Override) -> None:
-        """Say it to every machine; a later word on the same thing replaces it."""
-
-    def overrides(self) -> list[Override]:
-        """The words that hold now."""
 
     def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
         """How many of `wanted` messages may be sent now under a rate that all machines share. Prepaid."""

@@ -8,16 +8,17 @@ gathered, so that neither the disk nor the connections wait for each other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from engine.compose.render import Composer, RowProblem
+from engine.compose.render import Message, RowProblem
 from engine.smtp.dialogue import Outgoing, Stage
 from engine.smtp.session import Session
 from engine.work.bench import Flight, Workbench
 from engine.work.logbook import LogUnwritable
+from formats.address import Mailbox
 from formats.sendlog import Reason, Verdict
 
 GROUP_ROWS = 256  # intents made durable by one sync: the most that a kill between sync and send leaves in doubt
@@ -50,6 +51,13 @@ class Admission(Protocol):
         """(serial, row, batch, wall time of the first attempt); answered by `admitted` or `refused`."""
 
 
+class Composing(Protocol):
+    """Whoever makes a row's message."""
+
+    def compose(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Message:
+        """Raises RowProblem."""
+
+
 class _Planned(msgspec.Struct, gc=False):
     session: Session
     lane: Lane
@@ -59,7 +67,7 @@ class _Planned(msgspec.Struct, gc=False):
 class Dispatch:
     """Gathers groups and sends them. One per worker."""
 
-    def __init__(self, bench: Workbench, composer: Composer, lanes: Callable[[], Iterable[Lane]]) -> None:
+    def __init__(self, bench: Workbench, composer: Composing, lanes: Callable[[], Iterable[Lane]]) -> None:
         self._bench = bench
         self._composer = composer
         self._lanes = lanes
@@ -71,6 +79,8 @@ class Dispatch:
         self._scheduled = False
         self.is_stopped = False
         self.paused: str | None = None
+        # Asked of a group's rows once their intents are durable here: those that may go. The others are taken back.
+        self.confirm: Callable[[list[int]], Awaitable[set[int]]] | None = None
         self.failed: Callable[[LogUnwritable], None] = lambda problem: None
 
     def wake(self) -> None:
@@ -150,6 +160,8 @@ class Dispatch:
                     # Durable, but the ballast is gone: send nothing that could need a record there is no room for.
                     self._take_back(group)
                     continue
+                if self.confirm is not None:
+                    group = await self._confirmed(group, self.confirm)
                 if self.admission is None:
                     self._deliver(group)
                 else:
@@ -157,6 +169,15 @@ class Dispatch:
                 self._pump()
         finally:
             self._sending = None
+
+    async def _confirmed(
+        self, group: list[_Planned], confirm: Callable[[list[int]], Awaitable[set[int]]]
+    ) -> list[_Planned]:
+        flights = self._bench.flights
+        rows = [flights[planned.outgoing.ticket].row for planned in group]
+        granted = await confirm(rows)
+        self._take_back([planned for planned, row in zip(group, rows, strict=True) if row not in granted])
+        return [planned for planned, row in zip(group, rows, strict=True) if row in granted]
 
     def _deliver(self, group: list[_Planned]) -> None:
         by_session: dict[Session, list[_Planned]] = {}

@@ -172,6 +172,7 @@ class Pulse(Message, frozen=True):
     suppress: list[tuple[int, str, str]]  # rows refused for good about the recipient: row, provider, reply
     rejected_unsent: int  # refused by DNS, without a connection
     reason: str  # why nothing moves, where nothing does
+    commits: list[float] = []  # of the log since the last pulse: by time taken (COMMIT_BUCKETS_S), then their seconds
 
 
 class BatchDone(Message, frozen=True):

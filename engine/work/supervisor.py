@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from typing import Protocol
 
 import msgspec
@@ -19,7 +20,7 @@ from engine.config import Settings, encode_custom
 from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
 from engine.errors import Exit, worst
 from engine.pace import slots
-from engine.pace.budgets import load_budgets
+from engine.pace.budgets import BUDGETS_FILE, load_budgets
 from engine.work.crew import Crew, Hand
 from engine.work.messages import (
     Admit,
@@ -42,11 +43,13 @@ from engine.work.messages import (
     Unused,
     Up,
 )
-from engine.work.pacing import Pacing
-from engine.work.progress import Progress
+from engine.work.pacing import Pacing, words_of
+from engine.work.progress import KeyProgress, Progress
+from engine.work.remembering import Remembering
 from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
+from engine.work.warming import warming_of
 from engine.work.worker import WorkerStart
 
 TICK_S = 0.05
@@ -106,12 +109,15 @@ class Supervisor:
         partition = plan.partitions[options.partition]
         mine = plan.batches[partition.first_batch : partition.first_batch + partition.batches]
         self.progress = Progress(sum(batch.rows for batch in mine), clock.monotonic())
+        self._narrator = narrator = Remembering(narrator, self.progress.events, clock)
         self._crew = Crew(self._hear, self._lost, clock.monotonic)
-        budgets = load_budgets(campaign.folder / "budgets.toml") if settings.delivery.mode == "direct" else None
+        budgets = load_budgets(campaign.folder / BUDGETS_FILE) if settings.delivery.mode == "direct" else None
         memory = campaign.run / f"throttle-{options.partition}.json"
-        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers)
+        warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
+        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
         self._ledger = self._pacing.ledger
         self._suppressing = Suppressing(campaign, settings, plan, clock)
+        self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
         self._limit_left = options.limit
         self._states: dict[int, BatchState] = {}
         self._orphaned: list[ClaimedBatch] = []  # batches of workers that died
@@ -163,7 +169,9 @@ class Supervisor:
             hand.channel.send(Drain())
 
     def reload(self, settings: Settings) -> None:
-        """Live settings were read again: tell what changed, and the workers."""
+        """Live settings were read again: tell what changed, and the workers. Raises BudgetError."""
+        direct = settings.delivery.mode == "direct"
+        budgets = load_budgets(self._campaign.folder / BUDGETS_FILE) if direct else None
         for table in sorted(Settings.LIVE):
             old, new = getattr(self._settings, table), getattr(settings, table)
             for field in old.__struct_fields__:
@@ -172,10 +180,7 @@ class Supervisor:
                     self._narrator.event("setting_changed", key=f"{table}.{field}", old=str(before), new=str(after))
         live = {table: getattr(settings, table) for table in Settings.LIVE}
         self._settings = msgspec.structs.replace(self._settings, **live)
-        direct = settings.delivery.mode == "direct"
-        self._pacing.budgets_changed(
-            self._settings, load_budgets(self._campaign.folder / "budgets.toml") if direct else None
-        )
+        self._pacing.budgets_changed(self._settings, budgets)
         for hand in self._crew.hands.values():
             hand.channel.send(self._live())
 
@@ -320,6 +325,8 @@ class Supervisor:
 
     def _pulse(self, hand: Hand, pulse: Pulse, now: float) -> None:
         self.progress.add(pulse)
+        self.progress.hear(pulse.seen)
+        hand.ready, hand.parked, hand.demand = pulse.ready, pulse.parked, dict(pulse.demand)
         hand.unread, hand.waiting, hand.in_flight = pulse.unread, pulse.waiting, pulse.in_flight
         hand.open_rows, hand.has_demand = pulse.open_rows, any(rows for _, rows in pulse.demand)
         hand.connections = {count.provider: count.connections for count in pulse.providers}
@@ -329,7 +336,7 @@ class Supervisor:
             self._connected_at = now
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
-            self._ledger.spent(hand.worker, key, messages, at, now)
+            self._pacing.spent(hand.worker, key, messages, at, now)
         self._pacing.hear(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
@@ -408,8 +415,10 @@ class Supervisor:
             self._heed(self._shared, now)
             return
         try:
-            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.progress.counters(now))
+            self.told = self.progress.counters(now)
+            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.told)
             campaign = self._store.campaign()
+            self._pacing.obey(words_of(self._store.overrides()))
         except StoreAway as problem:
             self._narrator.event("store_away", problem=str(problem))
             self._codes.add(Exit.TRY_AGAIN)
@@ -447,10 +456,18 @@ class Supervisor:
     def _sum_up(self) -> None:
         hands = self._crew.hands.values()
         progress = self.progress
-        progress.waiting = sum(hand.waiting for hand in hands)
+        if not hands:
+            return  # what waits is what the last of them told
+        waiting = sum(hand.waiting for hand in hands)
+        # Workers leave one by one; what those that are gone had waiting waits on.
+        progress.waiting = waiting if self._draining is None else max(waiting, progress.waiting)
         progress.in_flight = sum(hand.in_flight for hand in hands)
+        progress.ready = sum(hand.ready for hand in hands)
+        progress.parked = sum(hand.parked for hand in hands)
+        progress.processes = len(hands)
         dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
-        progress.next_due_us = min(dues, default=None)
+        if self._draining is None:
+            progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
         if self._shared is not None and self._shared.away is not None:
             progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
@@ -458,14 +475,23 @@ class Supervisor:
         self._last_reason = progress.reason or self._last_reason
 
     def _show_limits(self) -> None:
-        open_: dict[str, int] = {}
+        open_: Counter[str] = Counter()
+        demand: Counter[str] = Counter()
         for hand in self._crew.hands.values():
-            for name, connections in hand.connections.items():
-                open_[name] = open_.get(name, 0) + connections
+            open_.update(hand.connections)
+            for (_, name), rows in hand.demand.items():
+                demand[name] += rows
+        allowed: Counter[str] = Counter()
         for key in self._pacing.known_keys():
             if (provider := self.progress.providers.get(key[1])) is not None:
-                provider.connections = open_.get(key[1], 0)
-                provider.limit = self._pacing.limited_by(key)
+                state = self._pacing.state_of(key)
+                allowed[key[1]] += state.connections
+                told = self.progress.keys.setdefault(key, KeyProgress())
+                told.held, told.allowed = self._ledger.held(key), state.connections
+                told.suspended_until_us = state.suspended_until_us
+                provider.limit, provider.suspended_until_us = state.limit, state.suspended_until_us
+        for name, provider in self.progress.providers.items():
+            provider.connections, provider.allowed, provider.waiting = open_[name], allowed[name], demand[name]
 
     def _is_over(self, now: float) -> str | None:
         """Why there is nothing more to do in this run, or None."""
@@ -477,6 +503,11 @@ class Supervisor:
             return None
         if out_of_batches and not any(hand.batches for hand in hands):
             return "each row has its outcome"
+        if not any(hand.unread or hand.in_flight for hand in hands) and (used_up := self._pacing.used_up()):
+            self._codes.add(Exit.TRY_AGAIN)
+            return used_up
+        if self._pacing.waits_for_warmup():
+            self._connected_at = now  # a cap of ten a day lets one go in an hour: that is no dead network
         patience_s = self._settings.delivery.give_up_after.seconds
         if now - self._connected_at > patience_s:
             self._codes.add(Exit.TRY_AGAIN)
