@@ -7,7 +7,7 @@ Decides nothing: budgets say what is allowed, the throttle what is wise, the led
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import msgspec
@@ -69,14 +69,21 @@ class Pacing:
             self.throttle.observe(self._throttle_key(one), observation)
             self._watch_unknown(one)
 
-    def demand(self, worker: int, wanted: Mapping[Key, int], now: float) -> None:
+    def demand(
+        self,
+        worker: int,
+        wanted: Mapping[Key, int],
+        now: float,
+        urgent: Mapping[Key, int] | None = None,
+        warm: Collection[Key] = (),
+    ) -> None:
         """Rows a worker has waiting."""
         self._keys.update(wanted)
         for key in wanted:
             if (worker, key) not in self._told:
                 self._told.add((worker, key))
                 self._tell(self._pace(key, now), worker)
-        self.ledger.demand(worker, wanted, now)
+        self.ledger.demand(worker, wanted, now, urgent, warm)
 
     def gone(self, worker: int, now: float) -> None:
         """The worker is dead."""

@@ -56,9 +56,16 @@ class PostOffice:
 
     def serve(self) -> subprocess.Popen[bytes]:
         """Start a server."""
+        return self._start("serve-outbox", "--campaign", str(self.home))
+
+    def send(self, campaign: Path) -> subprocess.Popen[bytes]:
+        """Start a campaign's sender."""
+        return self._start("send", "--campaign", str(campaign), "--processes", "2")
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.home / "server.log").open("ab") as log:
             server = subprocess.Popen(
-                [sys.executable, "-m", "engine", "serve-outbox", "--campaign", str(self.home)],
+                [sys.executable, "-m", "engine", *words],
                 env=self.environ,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -97,6 +104,24 @@ class PostOffice:
         while any(self.states()[state.replace("__", "/")] != rows for state, rows in states.items()):
             assert time.monotonic() < deadline, f"{self.states()}\n{(self.home / 'server.log').read_text()}"
             time.sleep(0.03)
+
+    def until_taken(self, messages: int, within_s: float = 20) -> None:
+        """Wait until the sink has so many."""
+        deadline = time.monotonic() + within_s
+        while self.sink.counts().messages < messages:
+            assert time.monotonic() < deadline, (self.home / "server.log").read_text()
+            time.sleep(0.02)
+
+    def until_said(self, words: str, within_s: float = 20) -> None:
+        """Wait until a server or sender wrote these words."""
+        deadline = time.monotonic() + within_s
+        while words not in (text := (self.home / "server.log").read_text()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
+
+    def kill_pid(self, pid: int) -> None:
+        """SIGKILL for a process that a server of ours started."""
+        os.kill(pid, signal.SIGKILL)
 
     def received(self) -> Tally:
         """What the sink has."""
