@@ -309,13 +309,13 @@ static int readable(struct connection *c) {
         int part = 0;
         while (filled < sizeof buffer && (part = SSL_read(c->ssl, buffer + filled, (int)(sizeof buffer - filled))) > 0)
             filled += (size_t)part;
+        int why = part > 0 ? SSL_ERROR_NONE : SSL_get_error(c->ssl, part); /* before anything else is written */
+        ERR_clear_error();
         if (filled > 0) {
             hear(c, buffer, filled);
             flush(c);
         }
         if (part > 0) return readable(c);
-        int why = SSL_get_error(c->ssl, part);
-        ERR_clear_error();
         return !(c->quitting && delay_ns == 0) && (why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE);
     }
 #endif

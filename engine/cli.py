@@ -37,6 +37,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "resolve": ("engine.commands.resolve", "resolve"),
     "budgets": ("engine.commands.budgets", "budgets"),
     "replies": ("engine.commands.replies", "replies"),
+    "serve": ("engine.commands.serve", "serve"),
     "enqueue": ("engine.commands.outbox", "enqueue"),
     "serve-outbox": ("engine.commands.outbox", "serve_outbox"),
     "outbox": ("engine.commands.outbox", "outbox"),

@@ -30,6 +30,9 @@ def check(context: click.Context, campaign: Campaign, sources: tuple[str, ...], 
     """Try settings, templates, keys and the relay (greeting, TLS, login); send nothing.
 
     LIST is checked against the templates where there is no plan yet.
+
+    \b
+    engine check list.parquet
     """
     settings = campaign.settings()
     click.echo(f"ok    settings: {campaign.folder / 'campaign.toml'}")

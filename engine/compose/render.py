@@ -408,7 +408,7 @@ def build_composer(
 
 
 def _bare(schema: pa.Schema) -> pa.Schema:
-    """The schema under the names that readers of the list use: without byte-order marks, the first of two equal ones."""
+    """The schema under the names readers of the list use: without byte-order marks, the first of two equal ones."""
     fields: dict[str, pa.Field] = {}
     for field in schema:
         fields.setdefault(bare_name(field.name), field)

@@ -23,6 +23,7 @@ from engine.control.store import (
     Decision,
     Incarnation,
     Life,
+    Override,
     StoreAway,
     StoreHasPlan,
     StoreSchema,
@@ -80,7 +81,7 @@ class SqliteStore:
             found = db.execute(self._sql["campaign"]).fetchone()
             if found and not replace:
                 raise StoreHasPlan(where=self._path, campaign_id=found[0])
-            for table in ("decision", "batch", "incarnation", "campaign"):
+            for table in ("decision", "override", "batch", "incarnation", "campaign"):
                 db.execute(f"DELETE FROM {table}")
             size = (plan.rows, len(plan.partitions))
             db.execute(self._sql["add_campaign"], (plan.campaign_id, plan_fingerprint, *size, now_us))
@@ -178,6 +179,14 @@ class SqliteStore:
 
     def decisions(self) -> list[Decision]:
         return [Decision(*row) for row in self._read("decisions")]
+
+    def set_override(self, override: Override) -> None:
+        o = override
+        with self._writing() as db:
+            db.execute(self._sql["override"], (o.scope, o.what, o.value, o.who, o.until_us))
+
+    def overrides(self) -> list[Override]:
+        return [Override(*row) for row in self._read("overrides")]
 
     def close(self) -> None:
         self._db.close()

@@ -84,6 +84,8 @@ class RowQueue(Protocol):
     def wanted(self, limit: int) -> list[int]: ...
     def returned(self, row: int) -> bool: ...
     def next_due(self) -> float | None: ...
+    def abandon(self, lane: int) -> list[tuple[int, int]]: ...
+    def suspended_rows(self) -> int: ...
     @property
     def ready(self) -> int: ...
     @property
@@ -180,10 +182,10 @@ class Workbench:
         self.log.result(0, row, 0, Verdict.SUPPRESSED)
         self.has_outcome(row)
 
-    def is_expired(self, row: int, attempt: int) -> None:
-        """The row waited past its maximum age."""
+    def is_expired(self, row: int, attempt: int, why: str | None = None) -> None:
+        """The row waited past its maximum age; `why` where no reply in the log says what for."""
         self.expired += 1
-        self.log.result(0, row, attempt, Verdict.EXPIRED)
+        self.log.result(0, row, attempt, Verdict.EXPIRED, text=self.masked(why) if why else None)
         self.has_outcome(row)
 
     def masked(self, text: str) -> str:

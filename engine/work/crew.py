@@ -37,10 +37,13 @@ class Hand(msgspec.Struct, kw_only=True, eq=False):
     connections: dict[str, int] = {}
     batches: dict[int, tuple[int, int]] = {}  # batch -> (first row, rows), as assigned and not done
     unread: int = 0
+    ready: int = 0
+    parked: int = 0
     waiting: int = 0
     in_flight: int = 0
     next_due_us: int | None = None
     reason: str = ""
+    demand: dict[tuple[str, str], int] = {}
 
     @property
     def is_alive(self) -> bool:

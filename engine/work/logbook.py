@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from engine.errors import EngineError, Exit
 from formats.sendlog import NAME_PROVIDER, NAME_SOURCE, Encoder, Header, Kind, Reason, Record, Verdict
 
 BALLAST_BYTES = 256 * 1024  # results of some 5,000 messages in flight, far more than a worker may have
+COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)  # of `commit_times`; then +Inf
 _MOST_RECORDS = 4096  # a batch of the log; larger ones only delay the sync
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -58,6 +60,8 @@ class Logbook:
         self.path = path
         self.is_full = False
         self.problem: str | None = None
+        # Commits by the time they took, and last the sum of their seconds. The reader may set it to zeros.
+        self.commit_times = [0.0] * (len(COMMIT_BUCKETS_S) + 2)
         self._clock = clock
         self._encoder = Encoder(header)
         self._pending: list[Record] = []
@@ -145,9 +149,13 @@ class Logbook:
 
     async def commit(self) -> None:
         """Append and sync, off the loop: after it returns a successor finds what was said. Raises LogUnwritable."""
+        began = self._clock.monotonic()
         self.write()
         if self._sync is not _skip_sync:
             await asyncio.get_running_loop().run_in_executor(None, self._sync_now)
+        took = self._clock.monotonic() - began
+        self.commit_times[bisect_left(COMMIT_BUCKETS_S, took)] += 1
+        self.commit_times[-1] += took
 
     def _sync_now(self) -> None:
         try:

@@ -123,6 +123,8 @@ class OutboxWorker(Worker):
         queue = self._queue = OutboxQueue(self._put_back, per_lane=rows)
         bench = self._bench = _Bench(settings, log, queue, clock, rng)
         bench.queue = queue
+        self._folder = beside.folder
+        self._gate = None  # windows are the campaigns'; here `_confirm` asks the table
         self._table = LaneTable()
         self._observer = Observer(clock)
         retry = RetryPlan.from_settings(settings.retry)

@@ -213,6 +213,14 @@ class OutboxQueue:
         """Nothing is read again here."""
         return False
 
+    def abandon(self, lane: int) -> list[tuple[int, int]]:
+        """None: rows of a destination that cannot be reached are in the table, and give up by their own age."""
+        return []
+
+    def suspended_rows(self) -> int:
+        """None: they went back to the table."""
+        return 0
+
     @property
     def ready(self) -> int:
         return sum(place.rows for place in self._lanes.values())

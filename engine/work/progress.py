@@ -6,13 +6,23 @@ moves.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Iterable
 
 import msgspec
 
-from engine.work.messages import Pulse
+from engine.pace.throttle import Signal
+from engine.work.logbook import COMMIT_BUCKETS_S
+from engine.work.messages import Key, Pulse, Seen
 
 _SPAN_S = 10.0
+_ACCEPTED = Signal.ACCEPTED.value
+_EVENTS = 50
+_MOST_REPLIES = 500  # different texts remembered; more are counted as "other replies"
+_TOP_REPLIES = 30
+OTHER_REPLIES = "other replies"
+REPLY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # the last is followed by +Inf
 
 
 class ProviderProgress(msgspec.Struct):
@@ -25,6 +35,23 @@ class ProviderProgress(msgspec.Struct):
     in_doubt: int = 0
     connections: int = 0
     limit: str = ""  # what limits it now
+    allowed: int = 0  # connections that budget and throttle allow now; 0: suspended
+    waiting: int = 0  # rows ready for it
+    suspended_until_us: int | None = None
+    reply_s: list[int] = msgspec.field(
+        default_factory=lambda: [0] * (len(REPLY_BUCKETS_S) + 1)
+    )  # answers by time taken
+    reply_s_sum: float = 0.0
+
+
+class KeyProgress(msgspec.Struct):
+    """One source at one provider in this run."""
+
+    accepted: int = 0
+    refused: int = 0
+    held: int = 0  # slots handed out
+    allowed: int = 0
+    suspended_until_us: int | None = None
 
 
 class Progress:
@@ -36,7 +63,11 @@ class Progress:
         self.held_before = 0  # rows that were in doubt when we began
         self.invalid = self.suppressed = self.expired = self.rejected_unsent = 0
         self.providers: dict[str, ProviderProgress] = {}
-        self.waiting = self.in_flight = self.parked = 0
+        self.waiting = self.in_flight = self.parked = self.ready = self.processes = 0
+        self.log_commits = [0.0] * (len(COMMIT_BUCKETS_S) + 2)
+        self.keys: dict[Key, KeyProgress] = {}
+        self.events: deque[dict[str, object]] = deque(maxlen=_EVENTS)
+        self.replies: Counter[tuple[str, str]] = Counter()  # (provider, text) of answers that were no 250
         self.next_due_us: int | None = None
         self.reason = ""
         self._started_at = started_at
@@ -48,6 +79,8 @@ class Progress:
         self.suppressed += pulse.suppressed
         self.expired += pulse.expired
         self.rejected_unsent += pulse.rejected_unsent
+        if pulse.commits:
+            self.log_commits = [a + b for a, b in zip(self.log_commits, pulse.commits, strict=True)]
         for told in pulse.providers:
             mine = self.providers.setdefault(told.provider, ProviderProgress())
             mine.accepted += told.accepted
@@ -55,6 +88,24 @@ class Progress:
             mine.deferred += told.deferred
             mine.lost += told.lost
             mine.in_doubt += told.in_doubt
+
+    def hear(self, seen: Iterable[Seen]) -> None:
+        """Count answers by their text and by the time they took."""
+        for one in seen:
+            provider = self.providers.setdefault(one.key[1], ProviderProgress())
+            if one.reply_s is not None:
+                provider.reply_s[bisect_left(REPLY_BUCKETS_S, one.reply_s)] += one.count
+                provider.reply_s_sum += one.reply_s * one.count
+            mine = self.keys.setdefault(one.key, KeyProgress())
+            if one.signal == _ACCEPTED:
+                mine.accepted += one.count
+            else:
+                mine.refused += one.count
+            if one.text:
+                key = (one.key[1], one.text)
+                if key not in self.replies and len(self.replies) >= _MOST_REPLIES:
+                    key = (one.key[1], OTHER_REPLIES)
+                self.replies[key] += one.count
 
     @property
     def accepted(self) -> int:
@@ -112,5 +163,13 @@ class Progress:
             "per_second": round(self.rate(now), 1),
             "next_due_us": self.next_due_us,
             "reason": self.reason,
+            "ready": self.ready,
+            "parked": self.parked,
+            "in_flight": self.in_flight,
+            "processes": self.processes,
+            "log_commits": [round(value, 6) for value in self.log_commits],
+            "keys": [[*key, *msgspec.structs.astuple(told)] for key, told in self.keys.items()],
+            "events": list(self.events),
+            "replies": [[*key, count] for key, count in self.replies.most_common(_TOP_REPLIES)],
             "providers": {name: msgspec.to_builtins(provider) for name, provider in self.providers.items()},
         }

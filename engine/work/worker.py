@@ -46,6 +46,7 @@ from engine.work.intake import Intake
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
 from engine.work.messages import (
+    Admitted,
     Allow,
     Assign,
     BatchDone,
@@ -55,6 +56,7 @@ from engine.work.messages import (
     Grant,
     Key,
     Live,
+    NotAdmitted,
     Pace,
     Pause,
     ProviderCount,
@@ -70,6 +72,7 @@ from engine.work.messages import (
 from engine.work.observing import Observer
 from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file
 from engine.work.settlement import Settlement
+from engine.work.windows import Gate, ReportingLog
 from formats.reply import Reply
 from formats.sendlog import Header
 
@@ -149,6 +152,7 @@ class Worker:
         clock = SystemClock()
         self._clock, self._channel = clock, channel
         campaign = Campaign(Path(start.folder))
+        self._folder = campaign.folder
         settings = campaign.settings()
         if start.relay is not None:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
@@ -167,7 +171,9 @@ class Worker:
             started_at_us=clock.wall_us(),
         )
         path = campaign.logs / f"{header.log_id}.arrows"
-        self._log = Logbook(path, header, clock, durability=settings.log.durability)
+        self._gate = Gate(channel.send) if plan.store != "sqlite" else None
+        kind = Logbook if self._gate is None else ReportingLog
+        self._log = kind(path, header, clock, durability=settings.log.durability)
         rng = random.Random(start.seed)
         # Through a relay there is one lane, and nothing to run ahead of.
         share = READY_ROWS if settings.delivery.mode == "relay" else READY_ROWS // 8
@@ -185,8 +191,12 @@ class Worker:
         self._intake: Reading = Intake(bench, scheduler, reader, self._routing, self._suppressions)
         if isinstance(self._routing, DirectRouting):
             self._routing.routed = self._intake.routed
+            self._routing.come_back = self._intake.come_back
         self._dispatch = Dispatch(bench, composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
+        if self._gate is not None and isinstance(self._log, ReportingLog):
+            self._dispatch.admission = self._gate
+            self._gate.attach(self._log, bench)
         self._settlement = Settlement(bench, load_rules(), retry, self._observer)
         self._ticks = 0
         self._told_full = False
@@ -249,6 +259,10 @@ class Worker:
                 self._dispatch.wake()
             case Live():
                 self._apply(message)
+            case Admitted():
+                self._dispatch.admitted(message.serials)
+            case NotAdmitted():
+                self._dispatch.refused(message.serials)
             case Drain():
                 self._drain()
 
@@ -286,11 +300,13 @@ class Worker:
         retry = msgspec.json.decode(live.retry, type=RetryTable, dec_hook=decode_custom)
         self._bench.settings = msgspec.structs.replace(self._bench.settings, delivery=delivery, retry=retry)
         self._settlement.retry = RetryPlan.from_settings(retry)
-        self._routing.apply(delivery)
+        budgets = load_budgets(budgets_file(self._folder)) if isinstance(self._routing, DirectRouting) else None
+        self._routing.apply(delivery, budgets)
 
     def _drain(self) -> None:
         self._is_draining = True
         self._dispatch.is_stopped = True
+        self._dispatch.give_up_asking()
         self._bench.scheduler.stop()
 
     async def _end(self) -> None:
@@ -298,6 +314,8 @@ class Worker:
         await asyncio.gather(*(pool.close() for pool in pools))
         with contextlib.suppress(LogUnwritable):
             self._log.close()
+        if self._gate is not None:
+            self._gate.flush()
         self._pulse()
         self._channel.send(Goodbye(open_rows=self._bench.open_rows))
         await self._channel.flush()
@@ -364,15 +382,18 @@ class Worker:
     def _rest_lane(self, lane: Lane, said: str, now: float) -> None:
         """No host of a destination can be had: its rows wait together, by the retry plan, and burn no attempt."""
         pool = lane.pool
-        if pool is None or pool.retry_at is None:
+        dead_until = pool.dead_until(now) if pool is not None else None
+        if dead_until is None or self._bench.scheduler.suspension(lane.index) is not None:
             return  # another host is tried next
         lane.failures += 1
         lane.unreachable_since = lane.unreachable_since or now
         plan = self._settlement.retry
         wait_s = plan.next_wait(lane.failures, lane.unreachable_since, now, self._bench.rng)
         until = now + wait_s if wait_s is not None else plan.expires_at(lane.unreachable_since)
+        until = min(max(until, dead_until), plan.expires_at(lane.unreachable_since))
         for row in self._bench.scheduler.suspend_lane(lane.index, until, f"unreachable: {said}"):
             self._bench.open.pop(row, None)
+        lane.unreachable_why = said
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -396,7 +417,7 @@ class Worker:
             self._table.busy[index] = self._table.lanes[index]
         for index, lane in list(self._table.busy.items()):
             if lane.unreachable_since is not None and self._settlement.retry.expires_at(lane.unreachable_since) <= now:
-                self._give_up(lane, now)
+                self._give_up(lane)
             lane.want(rows.get(index, 0))
             if not rows.get(index, 0) and lane.rest():
                 del self._table.busy[index]
@@ -419,18 +440,13 @@ class Worker:
         """Keys at which a connection is kept though no row waits."""
         return []
 
-    def _give_up(self, lane: Lane, now: float) -> None:
-        """A destination that could not be reached for the maximum age: its rows are given up."""
+    def _give_up(self, lane: Lane) -> None:
+        """A destination could not be reached for the maximum age: its rows are given up, one that comes tries anew."""
         bench = self._bench
-        bench.scheduler.resume_lane(lane.index)
-        while rows := bench.scheduler.wanted(1000):
-            for row in rows:
-                bench.scheduler.returned(row)
-        for row in bench.scheduler.take(lane.index, 1 << 20, now):
-            attempts = bench.scheduler.history(row)[0]
-            bench.scheduler.settle(row, lane.index)
+        for row, attempts in bench.scheduler.abandon(lane.index):
             bench.open.pop(row, None)
-            bench.is_expired(row, attempts)
+            bench.is_expired(row, attempts, f"4.4.1 {lane.unreachable_why}")
+        lane.failures, lane.unreachable_since = 0, None
 
     def _flush(self) -> None:
         try:
@@ -440,6 +456,8 @@ class Worker:
         if self._log.is_full and not self._told_full:
             self._told_full = True
             self._log_failed(LogUnwritable(file=self._log.path, problem="no space left on the device"))
+        if self._gate is not None:
+            self._gate.flush()
 
     def _log_failed(self, problem: LogUnwritable) -> None:
         self._stop(problem)
@@ -451,7 +469,7 @@ class Worker:
 
     def _pulse(self) -> None:
         bench, scheduler = self._bench, self._bench.scheduler
-        due = scheduler.next_due()
+        due = min((at for at in (scheduler.next_due(), self._routing.next_due()) if at is not None), default=None)
         demand: dict[Key, int] = {account.key: 0 for account in self._table.accounts.values() if account.was_told}
         for index, rows in scheduler.demand().items():
             key = self._table.lanes[index].key
@@ -469,11 +487,11 @@ class Worker:
                 expired=bench.expired,
                 rejected_unsent=bench.refused_unsent,
                 providers=self._provider_counts(),
-                unread=self._intake.unread + self._routing.held,
+                unread=self._intake.unread + self._routing.asking,
                 open_rows=bench.open_rows,
                 ready=scheduler.ready,
                 parked=scheduler.parked,
-                waiting=scheduler.waiting,
+                waiting=scheduler.waiting + scheduler.suspended_rows() + self._routing.waiting,
                 in_flight=len(bench.flights),
                 next_due_us=bench.wall_of(due) if due is not None else None,
                 demand=list(demand.items()),
@@ -483,10 +501,12 @@ class Worker:
                 reason=self._dispatch.paused or self._reason,
                 urgent=self._urgent(),
                 warm=self._warm(),
+                commits=self._log.commit_times,
             )
         )
         bench.invalid = bench.suppressed = bench.expired = bench.refused_unsent = 0
         bench.to_suppress = []
+        self._log.commit_times = [0.0] * len(self._log.commit_times)
         self._reason = ""
 
     def _provider_counts(self) -> list[ProviderCount]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from campaign.conftest import Operator
+from tests.campaign.conftest import Operator
 
 
 def test_a_good_campaign_checks_out(operator: Operator) -> None:

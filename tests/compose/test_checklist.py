@@ -6,11 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import NOW_US, Campaign, MakeCampaign
 
 from engine.compose.checklist import Finding, Severity, are_aligned, check_composer, check_message, render_all, worst
 from engine.compose.dnscheck import check_dns
 from engine.compose.sign import make_key
+from tests.compose.conftest import NOW_US, Campaign, MakeCampaign
 
 GOOD: dict[str, Any] = {
     "unsubscribe_url": "https://news.example.org/u/{token}",

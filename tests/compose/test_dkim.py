@@ -12,7 +12,6 @@ from typing import Any
 import dkim
 import pyarrow as pa
 import pytest
-from conftest import NOW_US, Campaign, MakeCampaign
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -32,6 +31,7 @@ from formats.dkim import (
     signed_names,
     simple_body,
 )
+from tests.compose.conftest import NOW_US, Campaign, MakeCampaign
 
 FILES: dict[str, str | bytes] = {
     "page.html": "<p>  Hi   {{ first }}</p>\n\n\t<p>x</p>\n",

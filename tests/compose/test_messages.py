@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import NOW_US, MakeCampaign, check_wire_rules, opened, text_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from engine.config import SettingsError
 from formats.address import AddressError, Mailbox, parse_mailbox
 from formats.message import clean_text
 from formats.verp import TokenKind, read_token
+from tests.compose.conftest import NOW_US, MakeCampaign, check_wire_rules, opened, text_of
 
 BULK: dict[str, Any] = {
     "from_name": "Weekly, News",

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
-from conftest import opened, text_of
 
 from engine.cli import engine
 from engine.commands.preview import PreviewError, dkim_key, preview
 from engine.compose.keys import write_new_keys
 from engine.errors import Exit
+from tests.compose.conftest import opened, text_of
 
 SETTINGS = """
 [campaign]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import MakeCampaign, check_wire_rules, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import DictLoader, StrictUndefined
@@ -25,6 +24,7 @@ from engine.compose.values import NULL, Null, intake_for
 from engine.compose.values import text_of as form_of
 from engine.errors import EngineError, Exit
 from formats.message import decode_qp, normalise_line_ends
+from tests.compose.conftest import MakeCampaign, check_wire_rules, text_of
 
 # --- a grammar of templates -----------------------------------------------------------------------
 

@@ -12,7 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +25,8 @@ from engine.outbox import connect
 from engine.rehearse.record import Tally, tally
 from engine.rehearse.running import RunningSink, run_sink_in_process
 from engine.rehearse.sink import SinkSettings
+from tests.conftest import require
+from tests.control.postgres_server import PostgresServer, binaries
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,6 +138,27 @@ class PostOffice:
                 server.kill()
                 server.wait()
         self.box.close()
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for the tests of this room."""
+    require("postgres", None if binaries() else "no PostgreSQL server binary here")
+    found = PostgresServer()
+    yield found
+    found.remove()
+
+
+@pytest.fixture
+def shared_office(office: PostOffice, database: PostgresServer) -> PostOffice:
+    """The same with its table in PostgreSQL, in a schema of its own."""
+    schema = f"office{uuid4().hex[:8]}"
+    with psycopg.connect(database.url, autocommit=True) as db:
+        db.execute(f"CREATE SCHEMA {schema}")  # type: ignore[arg-type]  # a name of ours
+    office.set("store", f'"{database.url}?options=-csearch_path%3D{schema}"')
+    office.box.close()
+    office.box = connect(office.home)
+    return office
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from engine.control.outbox import Mail
 from engine.rehearse.record import read_record
@@ -65,8 +66,9 @@ def waits(office: PostOffice) -> list[float]:
 
 
 def test_sign_ups_overtake_a_newsletter_that_saturates_its_rate(office: PostOffice, tmp_path: Path) -> None:
-    campaign = newsletter(office, tmp_path, 600, connections=2, per_second=40)
+    campaign = newsletter(office, tmp_path, 2000, connections=2, per_second=40)
     sender = office.send(campaign)
+    office.until_said("outbox_served")
     office.until_taken(60)
     signups(office, 15, every_s=0.1)
     office.until(accepted=15)
@@ -88,6 +90,7 @@ def test_sign_ups_get_a_connection_though_the_newsletter_holds_them_all(office: 
     assert office.sink.counts().peak_open <= 3
 
 
+@pytest.mark.slow
 def test_one_connection_is_shared(office: PostOffice, tmp_path: Path) -> None:
     campaign = newsletter(office, tmp_path, 20_000, connections=1, per_second=None)
     sender = office.send(campaign)
@@ -101,6 +104,7 @@ def test_one_connection_is_shared(office: PostOffice, tmp_path: Path) -> None:
     assert office.sink.counts().peak_open == 1
 
 
+@pytest.mark.slow
 def test_a_server_of_its_own_stands_by_while_a_campaign_serves_the_outbox(office: PostOffice, tmp_path: Path) -> None:
     office.serve_and_join()
     campaign = newsletter(office, tmp_path, 300, connections=2, per_second=60)
@@ -114,6 +118,7 @@ def test_a_server_of_its_own_stands_by_while_a_campaign_serves_the_outbox(office
     office.until(accepted=6)
 
 
+@pytest.mark.slow
 def test_a_killed_outbox_process_is_started_again_and_the_campaign_goes_on(office: PostOffice, tmp_path: Path) -> None:
     campaign = newsletter(office, tmp_path, 400, connections=2, per_second=60)
     sender = office.send(campaign)

@@ -43,6 +43,15 @@ CREATE TABLE IF NOT EXISTS decision (
     at_us INTEGER NOT NULL,
     PRIMARY KEY (log_id, serial)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS override (             -- an operator's word that the sender obeys within a second
+    scope TEXT NOT NULL,                          -- provider:NAME
+    what TEXT NOT NULL,                           -- connections, per_second
+    value TEXT NOT NULL,
+    who TEXT NOT NULL,
+    at_us INTEGER NOT NULL,
+    until_us INTEGER,
+    PRIMARY KEY (scope, what)
+) STRICT;
 
 -- name: add_campaign
 INSERT INTO campaign (id, plan_fingerprint, rows, partitions, loaded_at_us) VALUES (?, ?, ?, ?, ?);
@@ -108,3 +117,13 @@ WHERE decision.what <> 'resend';
 
 -- name: decisions
 SELECT log_id, serial, row, what, who, at_us FROM decision ORDER BY at_us, log_id, serial;
+
+-- name: override
+INSERT INTO override (scope, what, value, who, at_us, until_us)
+VALUES (?, ?, ?, ?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000, ?)
+ON CONFLICT (scope, what) DO UPDATE
+SET value = excluded.value, who = excluded.who, at_us = excluded.at_us, until_us = excluded.until_us;
+
+-- name: overrides
+SELECT scope, what, value, who, at_us, until_us FROM override
+WHERE until_us IS NULL OR until_us > CAST(strftime('%s', 'now') AS INTEGER) * 1000000 ORDER BY scope, what;

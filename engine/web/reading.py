@@ -1,0 +1,126 @@
+"""Reading a campaign's counters without touching its senders: one read-only snapshot of the store, never the logs.
+
+SQLite: a connection of its own, `mode=ro`, short reads under WAL: they take no lock that a sender waits for, and no
+statement of theirs is in the senders' path. PostgreSQL: the same statements on a connection of their own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from engine.campaign import Campaign
+from engine.control.statements import load_statements
+from engine.control.store import BatchTally, CampaignRecord, Incarnation, Life, Override, StoreAway
+
+_PATIENCE_S = 2.0
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What the store says at one moment."""
+
+    campaign: CampaignRecord | None
+    batches: list[BatchTally]
+    incarnations: list[Incarnation]
+    overrides: list[Override]
+
+
+class Reader(Protocol):
+    """Whoever reads a store's counters. May be called from one thread at a time; raises StoreAway."""
+
+    def read(self) -> Reading:
+        """All of it, as it is now."""
+
+    def close(self) -> None:
+        """Let go of the store."""
+
+
+class SqliteReader:
+    """Over the `control.sqlite` of a campaign folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._sql = load_statements("sqlite.sql")
+        self._db: sqlite3.Connection | None = None
+        self._seen = -1
+        self._batches: list[BatchTally] = []
+
+    def read(self) -> Reading:
+        try:
+            db = self._open()
+            db.execute("BEGIN")
+            try:
+                return self._read(db)
+            finally:
+                db.execute("ROLLBACK")
+        except sqlite3.Error as problem:
+            self.close()
+            raise StoreAway(where=self._path, problem=problem) from None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._db is None:
+            where = self._path.resolve().as_uri()
+            self._db = sqlite3.connect(
+                f"{where}?mode=ro", uri=True, timeout=_PATIENCE_S, isolation_level=None, check_same_thread=False
+            )
+        return self._db
+
+    def _read(self, db: sqlite3.Connection) -> Reading:
+        found = db.execute(self._sql["campaign"]).fetchone()
+        incarnations = [_incarnation(*row) for row in db.execute(self._sql["incarnations"])]
+        batches = [BatchTally(*row) for row in db.execute(self._sql["batch_states"])]
+        try:
+            overrides = [Override(*row) for row in db.execute(self._sql["overrides"])]
+        except sqlite3.OperationalError:  # a store of before there were any
+            overrides = []
+        return Reading(
+            campaign=CampaignRecord(*found) if found else None,
+            batches=batches,
+            incarnations=incarnations,
+            overrides=overrides,
+        )
+
+    def close(self) -> None:
+        db, self._db = self._db, None
+        if db is not None:
+            db.close()
+
+
+def _incarnation(
+    id_: str,
+    sender: str,
+    host: str,
+    boot: str,
+    pid: int,
+    partition: int | None,
+    state: str,
+    started: int,
+    renewed: int,
+    lease: int,
+    counters: str,
+) -> Incarnation:
+    return Incarnation(
+        id=id_,
+        sender=sender,
+        host_id=host,
+        boot_id=boot,
+        pid=pid,
+        partition=partition,
+        state=Life(state),
+        started_at_us=started,
+        renewed_at_us=renewed,
+        lease_us=lease,
+        counters=msgspec.json.decode(counters),
+    )
+
+
+def open_reader(campaign: Campaign) -> Reader | None:
+    """A reader of the campaign's store, or None where nothing was planned yet."""
+    return SqliteReader(campaign.store_file) if campaign.store_file.exists() else None
+
+
+OpenReader = Callable[[Campaign], Reader | None]

@@ -1,0 +1,380 @@
+"""A campaign as the operator sees it: big numbers, providers, machines. Pure: a `Reading` and times go in.
+
+Counts are the sums of what each incarnation told of itself once a second. Rows that a killed sender finished in its
+last second are told by nobody's counters; they are `uncounted` here and have their outcome in `merge-logs`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from engine.control.store import Incarnation, Life
+from engine.web.reading import Reading
+
+KINDS = ("accepted", "bounced", "invalid", "suppressed", "expired", "in_doubt")
+_MOST_EVENTS = 50
+_MOST_REPLIES = 20
+
+
+class ProviderView(msgspec.Struct, frozen=True, kw_only=True):
+    """One provider, over all machines. Counts since the campaign began; `deferrals` are answers "later", not rows."""
+
+    name: str
+    rows: int | None  # of the list, where that is known
+    accepted: int
+    bounced: int
+    deferrals: int
+    lost: int
+    in_doubt: int
+    left: int | None
+    connections: int
+    allowed: int  # connections that budget and throttle allow now
+    waiting: int  # rows ready for it
+    per_second: float
+    later_share: float  # of the answers of the last minute
+    limit: str  # what limits it now, in words
+    limit_kind: str  # budget, throttle, suspended, slowed, nothing
+    suspended_until_us: int | None
+    slowed: dict[str, str]  # the operator's words: connections, per_second
+    finish_s: float | None
+    planned_per_second: float | None
+
+
+class MachineView(msgspec.Struct, frozen=True, kw_only=True):
+    """One start of a sender, and its lease."""
+
+    incarnation: str
+    sender: str
+    partition: int | None
+    pid: int
+    state: str  # sending, silent, ended, superseded
+    started_at_us: int
+    heard_s: float
+    lease_s: float
+    processes: int
+    connections: int
+    in_flight: int
+    per_second: float
+    reason: str
+
+
+class ReplyView(msgspec.Struct, frozen=True):
+    """An answer that was no 250, as the server said it."""
+
+    provider: str
+    text: str
+    count: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything the page shows, at one moment."""
+
+    key: str  # names the campaign in URLs
+    id: str
+    at_us: int
+    state: str  # unplanned, planned, sending, waiting, paused, stopped, cancelled, finished
+    rows: int
+    accepted: int
+    bounced: int
+    invalid: int
+    suppressed: int
+    expired: int
+    in_doubt: int
+    uncounted: int
+    deferrals: int
+    waiting: int
+    left: int
+    in_flight: int
+    ready: int
+    parked: int
+    per_second: float
+    finish_s: float | None
+    finish_of: str  # the provider that is last
+    next_due_us: int | None
+    reason: str
+    batches: dict[str, int]
+    providers: list[ProviderView]
+    machines: list[MachineView]
+    replies: list[ReplyView]
+    events: list[dict[str, Any]]
+    has_report: bool
+    capacity_planned_s: float | None
+
+
+class ProviderCounts(msgspec.Struct):
+    """Sums over incarnations."""
+
+    accepted: int = 0
+    rejected: int = 0
+    deferred: int = 0
+    lost: int = 0
+    in_doubt: int = 0
+    connections: int = 0
+    allowed: int = 0
+    waiting: int = 0
+    limit: str = ""
+    suspended_until_us: int | None = None
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """What the history says of one provider: accepted a second, and the share of "later" among its answers."""
+
+    per_second: float = 0.0
+    later_share: float = 0.0
+
+
+class Expected(msgspec.Struct, frozen=True):
+    """What the plan says: rows by provider, rates that capacity planning promised, and the whole time."""
+
+    rows: dict[str, int] = {}
+    per_second: dict[str, float] = {}
+    duration_s: float | None = None
+
+
+def is_alive(incarnation: Incarnation, now_us: int) -> bool:
+    """Its lease stands: it was heard within its length."""
+    return incarnation.state is Life.ALIVE and now_us - incarnation.renewed_at_us < incarnation.lease_us
+
+
+def sums(incarnations: Iterable[Incarnation], now_us: int) -> dict[str, ProviderCounts]:
+    """Providers over all incarnations; what is so *now* only from living ones."""
+    found: dict[str, ProviderCounts] = {}
+    for incarnation in incarnations:
+        told = incarnation.counters.get("providers")
+        if not isinstance(told, dict):
+            continue
+        alive = is_alive(incarnation, now_us)
+        for name, counts in told.items():
+            mine = found.setdefault(name, ProviderCounts())
+            for field in ("accepted", "rejected", "deferred", "lost", "in_doubt"):
+                setattr(mine, field, getattr(mine, field) + counts.get(field, 0))
+            if alive:
+                mine.connections += counts.get("connections", 0)
+                mine.allowed += counts.get("allowed", 0)
+                mine.waiting += counts.get("waiting", 0)
+                mine.limit = counts.get("limit", "") or mine.limit
+                mine.suspended_until_us = counts.get("suspended_until_us") or mine.suspended_until_us
+    return found
+
+
+def take_snapshot(
+    key: str,
+    id_: str,
+    reading: Reading | None,
+    expected: Expected,
+    rates: Callable[[str], Rates],
+    *,
+    now_us: int,
+    has_report: bool,
+) -> Snapshot:
+    """The campaign now. `rates` tells a provider's rates by its name."""
+    record = reading.campaign if reading else None
+    incarnations = reading.incarnations if reading else []
+    living = [one for one in incarnations if is_alive(one, now_us)]
+    counts = _totals(incarnations)
+    rows = record.rows if record else 0
+    left = _left(reading, now_us) if reading and record else 0
+    uncounted = max(0, rows - left - sum(counts[kind] for kind in KINDS))
+    by_provider = sums(incarnations, now_us)
+    slowed = _slowed(reading)
+    providers = [
+        _provider(name, sums_, expected, rates(name), slowed.get(name, {}), now_us)
+        for name, sums_ in by_provider.items()
+    ]
+    providers.sort(key=lambda one: (-(one.rows or 0), -one.accepted, one.name))
+    per_second = sum(_number(one, "per_second") for one in living)
+    finish_s, finish_of = _finish(providers, left, per_second, bool(living))
+    tallies: Counter[str] = Counter()
+    for tally in reading.batches if reading else []:
+        tallies[tally.state] += tally.batches
+    state = _state(reading, living, left)
+    return Snapshot(
+        key=key,
+        id=id_,
+        at_us=now_us,
+        state=state,
+        rows=rows,
+        **{kind: int(counts[kind]) for kind in KINDS},
+        uncounted=uncounted,
+        deferrals=sum(one.deferred for one in by_provider.values()),
+        waiting=int(sum(_number(one, "waiting") for one in living)),
+        left=left,
+        in_flight=int(sum(_number(one, "in_flight") for one in living)),
+        ready=int(sum(_number(one, "ready") for one in living)),
+        parked=int(sum(_number(one, "parked") for one in living)),
+        per_second=round(per_second, 1),
+        finish_s=finish_s,
+        finish_of=finish_of,
+        next_due_us=min(
+            (due for one in living if isinstance(due := one.counters.get("next_due_us"), int)), default=None
+        ),
+        reason=next((str(reason) for one in living if (reason := one.counters.get("reason"))), ""),
+        batches=dict(tallies),
+        providers=providers,
+        machines=[_machine(one, now_us) for one in reversed(incarnations)][:200],
+        replies=_replies(incarnations),
+        events=_events(incarnations),
+        has_report=has_report,
+        capacity_planned_s=expected.duration_s,
+    )
+
+
+def _number(incarnation: Incarnation, name: str) -> float:
+    value = incarnation.counters.get(name)
+    return value if isinstance(value, int | float) else 0
+
+
+def _totals(incarnations: list[Incarnation]) -> Counter[str]:
+    """Rows by outcome. Doubt is told in whole by the latest of each partition: earlier doubt is in its number."""
+    totals: Counter[str] = Counter()
+    latest: dict[int | None, Incarnation] = {}
+    for one in incarnations:
+        if not one.counters:
+            continue
+        latest[one.partition] = one
+        for kind in KINDS:
+            if kind != "in_doubt":
+                totals[kind] += int(_number(one, kind))
+    for one in latest.values():
+        totals["in_doubt"] += int(_number(one, "in_doubt"))
+    return totals
+
+
+def _left(reading: Reading, now_us: int) -> int:
+    """Rows without an outcome: by the latest sender of each partition, or by its batches where nobody sent."""
+    told: dict[int | None, int] = {}
+    for one in reading.incarnations:
+        left = one.counters.get("left")
+        if isinstance(left, int):
+            told[one.partition] = left
+    undone: Counter[int] = Counter()
+    for tally in reading.batches:
+        undone[tally.partition] += tally.rows if tally.state != "done" else 0
+    # Doubt that was resolved opens a batch again; done batches have nothing left whatever an old counter says.
+    return sum(min(told.get(partition, rows), rows) for partition, rows in undone.items())
+
+
+def _slowed(reading: Reading | None) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for one in reading.overrides if reading else []:
+        scope, _, name = one.scope.partition(":")
+        if scope == "provider":
+            found.setdefault(name, {})[one.what] = one.value
+            found[name]["who"] = one.who
+    return found
+
+
+def _state(reading: Reading | None, living: list[Incarnation], left: int) -> str:
+    if reading is None or reading.campaign is None:
+        return "unplanned"
+    if reading.campaign.state == "cancelled":
+        return "cancelled"
+    if all(tally.state == "done" for tally in reading.batches) and not living:
+        return "finished"
+    if reading.campaign.state == "paused":
+        return "paused"
+    if living:
+        busy = any(_number(one, "in_flight") or _number(one, "ready") for one in living)
+        waits = any(_number(one, "waiting") for one in living)
+        return "waiting" if waits and not busy else "sending"
+    return "stopped" if reading.incarnations else "planned"
+
+
+def _kind(limit: str) -> str:
+    for kind in ("suspended", "throttle", "budget", "slowed"):
+        if limit.startswith(kind):
+            return kind
+    return "nothing"
+
+
+def _provider(
+    name: str, counts: ProviderCounts, expected: Expected, rates: Rates, slowed: dict[str, str], now_us: int
+) -> ProviderView:
+    rows = expected.rows.get(name)
+    left = None if rows is None else max(0, rows - counts.accepted - counts.rejected - counts.in_doubt)
+    finish_s: float | None = None
+    if left and rates.per_second > 0:
+        finish_s = left / rates.per_second
+        if counts.suspended_until_us is not None:
+            finish_s += max(0.0, (counts.suspended_until_us - now_us) / 1e6)
+    kind = _kind(counts.limit)
+    limit = counts.limit
+    if kind == "budget" and counts.connections < counts.allowed and not counts.waiting:
+        kind, limit = "nothing", ""  # it could have more connections and has no rows for them
+    return ProviderView(
+        name=name,
+        rows=rows,
+        accepted=counts.accepted,
+        bounced=counts.rejected,
+        deferrals=counts.deferred,
+        lost=counts.lost,
+        in_doubt=counts.in_doubt,
+        left=left,
+        connections=counts.connections,
+        allowed=counts.allowed,
+        waiting=counts.waiting,
+        per_second=round(rates.per_second, 2),
+        later_share=round(rates.later_share, 4),
+        limit=limit,
+        limit_kind=kind,
+        suspended_until_us=counts.suspended_until_us,
+        slowed=slowed,
+        finish_s=finish_s,
+        planned_per_second=expected.per_second.get(name),
+    )
+
+
+def _finish(providers: list[ProviderView], left: int, per_second: float, is_sending: bool) -> tuple[float | None, str]:
+    """When the last row is through: the slowest provider's time, where rows by provider are known; else one sum."""
+    if not left or not is_sending:
+        return None, ""
+    known = [one for one in providers if one.finish_s is not None]
+    if known:
+        last = max(known, key=lambda one: one.finish_s or 0.0)
+        return last.finish_s, last.name
+    return (left / per_second, "") if per_second > 0 else (None, "")
+
+
+def _machine(one: Incarnation, now_us: int) -> MachineView:
+    providers = one.counters.get("providers")
+    connections = sum(p.get("connections", 0) for p in providers.values()) if isinstance(providers, dict) else 0
+    alive = is_alive(one, now_us)
+    state = "sending" if alive else {Life.ALIVE: "silent"}.get(one.state, str(one.state))
+    return MachineView(
+        incarnation=one.id,
+        sender=one.sender,
+        partition=one.partition,
+        pid=one.pid,
+        state=state,
+        started_at_us=one.started_at_us,
+        heard_s=round(max(0, now_us - one.renewed_at_us) / 1e6, 1),
+        lease_s=one.lease_us / 1e6,
+        processes=int(_number(one, "processes")) if alive else 0,
+        connections=connections if alive else 0,
+        in_flight=int(_number(one, "in_flight")) if alive else 0,
+        per_second=_number(one, "per_second") if alive else 0.0,
+        reason=str(one.counters.get("reason") or ""),
+    )
+
+
+def _replies(incarnations: list[Incarnation]) -> list[ReplyView]:
+    found: Counter[tuple[str, str]] = Counter()
+    for one in incarnations:
+        told = one.counters.get("replies")
+        for provider, text, count in told if isinstance(told, list) else []:
+            found[provider, text] += count
+    return [ReplyView(provider, text, count) for (provider, text), count in found.most_common(_MOST_REPLIES)]
+
+
+def _events(incarnations: list[Incarnation]) -> list[dict[str, Any]]:
+    """The latest first; `sender` says whose it is."""
+    found: list[dict[str, Any]] = []
+    for one in incarnations[-20:]:
+        told = one.counters.get("events")
+        found += [{**event, "sender": one.sender} for event in (told if isinstance(told, list) else [])]
+    found.sort(key=lambda event: -int(event.get("at_us", 0)))
+    return found[:_MOST_EVENTS]
