@@ -172,6 +172,8 @@ class Pulse(Message, frozen=True):
     suppress: list[tuple[int, str, str]]  # rows refused for good about the recipient: row, provider, reply
     rejected_unsent: int  # refused by DNS, without a connection
     reason: str  # why nothing moves, where nothing does
+    warm: list[Key] = []  # keys at which a connection is to be kept though no row waits
+    urgent: list[tuple[Key, int]] = []  # rows of the demand that go before everybody else's
     commits: list[float] = []  # of the log since the last pulse: by time taken (COMMIT_BUCKETS_S), then their seconds
 
 

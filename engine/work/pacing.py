@@ -7,7 +7,7 @@ Decides nothing: budgets say what is allowed, the throttle what is wise, the led
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -118,7 +118,14 @@ class Pacing:
                 elif one.signal == Signal.REPUTATION:
                     self._warming.blocked(one.key)
 
-    def demand(self, worker: int, wanted: Mapping[Key, int], now: float) -> None:
+    def demand(
+        self,
+        worker: int,
+        wanted: Mapping[Key, int],
+        now: float,
+        urgent: Mapping[Key, int] | None = None,
+        warm: Collection[Key] = (),
+    ) -> None:
         """Rows a worker has waiting."""
         self._wanted[worker] = {key for key, rows in wanted.items() if rows}
         for key in wanted:
@@ -128,7 +135,7 @@ class Pacing:
             if (worker, key) not in self._told:
                 self._told.add((worker, key))
                 self._tell(self._pace(key, now), worker)
-        self.ledger.demand(worker, wanted, now)
+        self.ledger.demand(worker, wanted, now, urgent, warm)
 
     def spent(self, worker: int, key: Key, messages: int, at: float, now: float) -> None:
         """A worker sent so many against its allowance."""
