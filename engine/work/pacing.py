@@ -7,6 +7,7 @@ Decides nothing: budgets say what is allowed, the throttle what is wise, the led
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -203,10 +204,13 @@ class Pacing:
             most = f"{word.connections} connections" if word.connections is not None else ""
             return f"slowed by {word.who}: {(most + rate).removeprefix(', ')}"
         budget = self._budget(key)
-        if ceiling.connections < budget.connections or ceiling.rate_per_s is not None:
-            rate = f", {ceiling.rate_per_s:.2g}/s" if ceiling.rate_per_s is not None else ""
+        most_per_s = min((rate.per_second for rate in budget.rates), default=math.inf)
+        is_slower = ceiling.rate_per_s is not None and ceiling.rate_per_s < most_per_s
+        if ceiling.connections < budget.connections or is_slower:
+            rate = f", {ceiling.rate_per_s:.3g}/s" if ceiling.rate_per_s is not None else ""
             return f"throttle: {ceiling.connections} connections{rate}: {ceiling.reason}"
-        return f"budget: {budget.connections} connections"
+        rate = f", {most_per_s:.3g}/s" if budget.rates else ""
+        return f"budget: {budget.connections} connections{rate}"
 
     def save(self) -> None:
         """Keep what the throttle learned; a restart goes on from it."""
