@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from engine.pace.budgets import Budget, Budgets, Source
+from engine.pace.budgets import Budget, BudgetFile, Budgets, Section, Source
 from engine.warmup import Schedule, WarmupInTheFuture
 
 DAY_S = 86_400.0
@@ -88,6 +88,16 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     arithmetic: tuple[str, ...]
 
 
+def planned_per_hour(told: Capacity) -> dict[str, float]:
+    """Messages an hour that each provider was planned to take, over the time it was planned to need."""
+    ours = told.ours_per_s
+    return {
+        each.provider: round(3600 * each.rows / max(each.eta_s, each.rows / ours, 1.0), 1)
+        for each in told.providers
+        if each.eta_s is not None and ours > 0
+    }
+
+
 def capacity(
     provider_rows: Mapping[str, int],
     budgets: Budgets,
@@ -117,9 +127,12 @@ def capacity(
         if count > 0
     ]
     if other_rows > 0:
-        each = -(-other_rows // max(1, other_domains))
-        one = _accepts(OTHER, each, rows, budgets, sources, schedule, deadline_s, connect_s, message_s)
-        told.append(_times(one, other_rows, max(1, other_domains)))
+        many = max(1, other_domains)
+        one = _accepts(OTHER, -(-other_rows // many), rows, budgets, sources, None, deadline_s, connect_s, message_s)
+        one = _times(one, other_rows, many)
+        if schedule is not None and any(source.warmup_day is not None for source in sources):
+            one = _warming_tail(one, other_rows / rows, sources, schedule, deadline_s)
+        told.append(one)
     by_line = ours.gigabits * 1e9 / 8 / max(1, message_bytes) * ours.machines
     by_cores = ours.per_machine * ours.machines
     ours_per_s = min(by_line, by_cores)
@@ -219,6 +232,24 @@ def _times(one: Accepts, rows: int, domains: int) -> Accepts:
         limits=tuple(
             Bind(bind.name, bind.per_s * domains, f"{bind.arithmetic}, {domains:,} destinations") for bind in one.limits
         ),
+    )
+
+
+def _warming_tail(
+    one: Accepts, share: float, sources: Sequence[Source], schedule: Schedule, deadline_s: float
+) -> Accepts:
+    """The tail under a warm-up: a day's cap is the source's, so all small destinations have one part of it together."""
+    own = one.rate_per_s
+    budgets = Budgets(BudgetFile(default=Section(connections=1, messages_per_connection=1)), BudgetFile())
+    eta, days, today, by_deadline, capped = _days(one.rows, share, sources, budgets, OTHER, schedule, own, deadline_s)
+    return msgspec.structs.replace(
+        one,
+        binding=capped or one.binding,
+        eta_s=None if eta is None else max(eta, one.eta_s or 0.0),
+        days=days,
+        today=today,
+        spills=one.rows - today,
+        by_deadline=by_deadline,
     )
 
 

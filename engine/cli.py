@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("engine.commands.campaign", "init"),
     "demo": ("engine.commands.demo", "demo"),
     "check": ("engine.commands.check", "check"),
+    "preview": ("engine.commands.preview", "preview"),
+    "dkim-key": ("engine.commands.preview", "dkim_key"),
     "plan": ("engine.commands.plan", "plan"),
     "send": ("engine.commands.send", "send"),
     "status": ("engine.commands.status", "status"),
@@ -36,6 +38,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "budgets": ("engine.commands.budgets", "budgets"),
     "replies": ("engine.commands.replies", "replies"),
     "serve": ("engine.commands.serve", "serve"),
+    "enqueue": ("engine.commands.outbox", "enqueue"),
+    "serve-outbox": ("engine.commands.outbox", "serve_outbox"),
+    "outbox": ("engine.commands.outbox", "outbox"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

@@ -243,6 +243,18 @@ class SuppressionTable(Table, frozen=True, kw_only=True):
     retention_days: int | None = None
 
 
+class OutboxTable(Table, frozen=True, kw_only=True):
+    """[outbox]: live. Single mails of applications; the guide `outbox.md`."""
+
+    store: str = "sqlite:outbox.sqlite"  # beside this file, or postgresql://...
+    # In a campaign: the outbox folder that `engine send` serves beside it, within the campaign's budgets.
+    folder: str | None = None
+    # Of the messages a provider's rate allows, this share is left to the campaign while the outbox has enough for all.
+    bulk_share: float = 0.1
+    claim_rows: int = 100  # rows of one priority claimed at a time; newsletters in the outbox never more than this
+    lease: Duration = Duration(30.0)
+
+
 class Settings(Table, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -258,9 +270,10 @@ class Settings(Table, frozen=True, kw_only=True):
     bounces: BouncesTable = BouncesTable()
 
     suppression: SuppressionTable = SuppressionTable()
+    outbox: OutboxTable = OutboxTable()
 
     # What may change while the campaign runs; the rest is frozen at `plan`.
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces", "suppression"})
+    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces", "suppression", "outbox"})
 
 
 def decode_custom(kind: type, value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Rows out of the list's Parquet files, a row group at a time, as tuples of Python values.
 
-Holds one decoded row group (compact Arrow) and turns stretches of it into tuples when asked, so that memory stays
+Holds two decoded row groups (compact Arrow) and turns stretches of it into tuples when asked, so that memory stays
 flat however large the list is. Files are opened once per process: a footer of 10,000 row groups costs 140 ms.
 """
 
@@ -86,7 +86,8 @@ class RowReader:
         self._numbering = Numbering([file.row_groups for file in plan.files])
         self._columns = list(columns)
         self._open: dict[int, tuple[pq.ParquetFile, list[str]]] = {}
-        self._group: tuple[Span, pa.Table] | None = None
+        # Two: the one that is read ahead, and the one that parked rows are picked from.
+        self._groups: dict[Span, pa.Table] = {}
 
     def check(self, first_row: int, rows: int) -> None:
         """Refuse files that hold any of these rows and have changed since the plan; raises ListChanged."""
@@ -118,8 +119,10 @@ class RowReader:
         return picked
 
     def _table(self, span: Span) -> pa.Table:
-        if self._group is not None and self._group[0] == span:
-            return self._group[1]
+        known = self._groups.pop(span, None)
+        if known is not None:
+            self._groups[span] = known
+            return known
         file, names = self._file(span.file)
         try:
             table = file.read_row_group(span.group, columns=names, use_threads=False).select(names)
@@ -129,8 +132,10 @@ class RowReader:
             path = self._files[span.file].path
             raise ListChanged(file=path, problem=f"row group {span.group} has {table.num_rows} rows, not {span.rows}")
         # Chunks appear only in row groups of gigabytes; one array per column keeps conversion simple.
-        self._group = (span, table.combine_chunks())
-        return self._group[1]
+        while len(self._groups) >= 2:
+            del self._groups[next(iter(self._groups))]
+        whole = self._groups[span] = table.combine_chunks()
+        return whole
 
     def _file(self, number: int) -> tuple[pq.ParquetFile, list[str]]:
         if number not in self._open:

@@ -146,3 +146,25 @@ def spread(
             day[late] = len(edges) + beyond // last if last else -1
         days[rows] = np.minimum(day, np.iinfo(np.int16).max)
     return days
+
+
+def lay_out(rows: Mapping[str, int], days: Sequence[int | None], schedule: Schedule, *, most: int = 3650) -> list[int]:
+    """Rows a day by the caps alone, for sources on these days (None: warm), if each stage is left after its day.
+
+    A warm source has no cap, so what its providers have left goes on that day.
+    """
+    left = dict(rows)
+    total = max(1, sum(left.values()))
+    shares = {name: count / total for name, count in rows.items()}
+    found: list[int] = []
+    for day in range(most):
+        if not any(left.values()):
+            break
+        today = 0
+        for name, count in left.items():
+            caps = [schedule.caps(began + day, shares[name]).daily if began is not None else None for began in days]
+            sent = count if None in caps else min(count, sum(cap for cap in caps if cap is not None))
+            left[name] = count - sent
+            today += sent
+        found.append(today)
+    return found

@@ -60,6 +60,7 @@ class ListMeta(msgspec.Struct, frozen=True, kw_only=True):
     prepared_at_us: int = 0
     rejected: dict[str, int] = {}  # reason -> rows left out
     sources: list[str] = []
+    engaged_first: str | None = None  # the column by which each domain's rows are in order, the largest value first
 
 
 def of_counts(domain_rows: Mapping[str, int]) -> ListMeta:

@@ -12,7 +12,7 @@ that nobody needs to stuff dots) or with "From " (so that no mbox quotes it), CR
 (RFC 6376 §3.4) agree.
 
 **Fields.** `unstructured`, `phrase`, `mailbox_value`, ... return a field's value; `fold` writes "Name: value" in lines
-of at most 78 where it can and 998 in any case (RFC 5322 §2.1.1), breaking only before white space that is there
+of at most 76 where it can and 998 in any case (RFC 5322 §2.1.1), breaking only before white space that is there
 already, so that unfolding gives the same text. Control characters and line breaks become spaces before anything else
 is decided, so that no value can begin a field.
 """
@@ -28,7 +28,7 @@ CRLF = "\r\n"
 SOFT_BREAK = "=\r\n"
 MAX_QP_LINE = 76
 MAX_WORD = 75  # RFC 2047 §2: an encoded word, with its delimiters
-SOFT_LINE = 78  # RFC 5322 §2.1.1, without CRLF
+SOFT_LINE = 76  # RFC 5322 §2.1.1 says 78; RFC 2047 §2 says 76 where encoded words stand
 HARD_LINE = 998
 
 
@@ -152,15 +152,17 @@ def clean_text(text: str) -> str:
     return text.strip()
 
 
-def encoded_words(text: str) -> str:
+def encoded_words(text: str, *, lead: int = 0) -> str:
     """`text` as RFC 2047 words of at most 75 characters, each of whole characters, separated by a blank.
 
-    Q where most of the text stays readable, B where that would be a quarter longer.
+    Q where most of the text stays readable, B where that would be a quarter longer. `lead` characters stand on the line
+    before the first word.
     """
     octets = text.encode()
     is_base64 = 4 * sum(len(_Q[octet]) for octet in octets) > 5 * ((len(octets) + 2) // 3 * 4)
     head = "=?utf-8?b?" if is_base64 else "=?utf-8?q?"
-    room = MAX_WORD - len(head) - 2
+    full = MAX_WORD - len(head) - 2
+    room = max(full - max(0, lead - 1), 16)  # the first line; folding cannot help before the first word
     words: list[str] = []
     piece: list[bytes] = []
     used = 0
@@ -169,7 +171,7 @@ def encoded_words(text: str) -> str:
         width = len(encoded) if is_base64 else sum(len(_Q[octet]) for octet in encoded)
         if used + width > (room // 4 * 3 if is_base64 else room):
             words.append(_word(head, b"".join(piece), is_base64))
-            piece, used = [], 0
+            piece, used, room = [], 0, full
         piece.append(encoded)
         used += width
     if piece:
@@ -191,7 +193,7 @@ def _must_encode(text: str) -> bool:
     return not text.isascii() or "=?" in text or (len(text) > 900 and any(len(word) > 900 for word in text.split(" ")))
 
 
-def unstructured(text: str) -> str:
+def unstructured(text: str, *, lead: int = 9) -> str:
     """The value of Subject and its like: as it is where it is ASCII, else encoded as a whole.
 
     As a whole, because white space between two encoded words is dropped by readers, and between word and plain text
@@ -200,10 +202,10 @@ def unstructured(text: str) -> str:
     if len(text) <= 70 and text.isascii() and text.isprintable() and "=?" not in text and text == text.strip(" "):
         return text
     text = clean_text(text)
-    return encoded_words(text) if _must_encode(text) else text
+    return encoded_words(text, lead=lead) if _must_encode(text) else text
 
 
-def phrase(name: str) -> str:
+def phrase(name: str, *, lead: int = 6) -> str:
     """A display name: atoms as they are, specials quoted, anything else as encoded words (RFC 5322 §3.2.5)."""
     # The common case, words of letters and digits, without a regular expression.
     if len(name) <= 60 and name.isascii() and name.replace(" ", "").isalnum() and name == " ".join(name.split()):
@@ -212,7 +214,7 @@ def phrase(name: str) -> str:
     if not name:
         return ""
     if _must_encode(name) or len(name) > 200:
-        return encoded_words(name)
+        return encoded_words(name, lead=lead)
     if _ATOMS(name):
         return name
     return '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -245,7 +247,7 @@ def check_field_name(name: str) -> str:
 def fold(name: str, value: str) -> str:
     """The field "Name: value" with its CRLF, folded before existing blanks.
 
-    Lines of at most 78 where blanks allow; raises HeaderError where a line would pass 998. A line never holds blanks
+    Lines of at most 76 where blanks allow; raises HeaderError where a line would pass 998. A line never holds blanks
     alone.
     """
     line = f"{name}: {value}"

@@ -39,6 +39,22 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
     batches: int
 
 
+class Warmup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The caps that `send` keeps while sources are young: messages a day and source, and each provider's part of them.
+
+    `daily[n - 1]` is the n-th day's cap, `hourly` may be empty (derived). Providers that are not in `shares` are one
+    together, with `other_share` of the cap and `other_rows` rows.
+    """
+
+    schedule: str
+    daily: list[int]
+    hourly: list[int] = []
+    days: dict[str, int]  # source -> the day of its warm-up on which the campaign begins; others are warm
+    shares: dict[str, float]
+    other_share: float = 0.0
+    other_rows: int = 0
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything decided before the first connection."""
 
@@ -60,6 +76,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     store: str = "sqlite"  # "sqlite" or "postgresql": merging a plan of the latter needs the store
     provider_rows: dict[str, int] = {}  # provider -> rows, where the list's metadata tells it
     domain_rows: dict[str, int] = {}
+    planned_per_hour: dict[str, float] = {}  # provider -> what capacity planning promised; reports compare
+    warmup: Warmup | None = None
 
 
 def encode(plan: Plan) -> bytes:

@@ -67,10 +67,9 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 def clean_text(raw: bytes) -> str:
     """Server bytes as one printable line of at most MAX_TEXT characters."""
-    text = raw.decode("utf-8", "replace")
+    text = raw.strip().decode("utf-8", "replace")
     if not text.isprintable():
-        text = text.translate(_CONTROLS)
-    text = text.strip()
+        text = text.translate(_CONTROLS).strip()
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
 
 

@@ -137,7 +137,8 @@ class Encoder:
     def __init__(self, header: Header, schema: pa.Schema = SCHEMA) -> None:
         self._sink = io.BytesIO()
         schema = schema.with_metadata({"rowpost": msgspec.json.encode(header)})
-        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        # One thread: handing a dozen small buffers to a pool costs more than compressing them.
+        options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=options)
         self._schema = schema
         self._crc = 0

@@ -24,7 +24,7 @@ import hmac
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from hashlib import sha256
+from hashlib import sha256, sha512
 
 import msgspec
 
@@ -92,8 +92,10 @@ class TokenMaker:
         if not KEY_ID.match(key_id):
             raise ValueError(f"key id {key_id!r} is not two lower-case letters or digits")
         campaign = short_campaign(campaign_id)
-        self._key = key
-        self._prefix = _mark_prefix(campaign, is_test)
+        # HMAC with its two key blocks hashed beforehand (RFC 2104 §4): half of what hmac.digest costs a row.
+        block = (key if len(key) <= 128 else sha512(key).digest()).ljust(128, b"\0")
+        self._inner = sha512(bytes(octet ^ 0x36 for octet in block) + _mark_prefix(campaign, is_test))
+        self._outer = sha512(bytes(octet ^ 0x5C for octet in block))
         self._bounce = f"{_PREFIX[TokenKind.RETURN_PATH, is_test]}{key_id}1{campaign}"
         self._unsubscribe = f"{_PREFIX[TokenKind.UNSUBSCRIBE, is_test]}{key_id}1{campaign}"
 
@@ -101,8 +103,11 @@ class TokenMaker:
         """`marks(row)` as a bare tuple, for the path that runs once a message."""
         if not 0 <= row <= MAX_ROW:
             raise ValueError(f"row {row} is outside 0..{MAX_ROW}")
-        mark = hmac.digest(self._key, self._prefix + row.to_bytes(8, "big"), "sha512").hex()
-        digits = f"{row:010x}"
+        inner, outer = self._inner.copy(), self._outer.copy()
+        number = row.to_bytes(8, "big")
+        inner.update(number)
+        outer.update(inner.digest())
+        mark, digits = outer.hexdigest(), number.hex()[6:]
         return mark[:32], f"{self._bounce}{digits}{mark[32:52]}", f"{self._unsubscribe}{digits}{mark[52:72]}"
 
     def marks(self, row: int) -> Marks:

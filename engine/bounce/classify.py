@@ -171,6 +171,7 @@ def _spoken(recipient: Recipient | None, feedback: Feedback) -> Finding:
         address=(recipient.original or recipient.address) if recipient else "",
         verdict=Verdict.ACCEPTED if kind is not Kind.UNKNOWN else Verdict.NONE,
         confidence=_confidence(recipient, feedback),
+        diagnostic=feedback.subject[:200],
         feedback_type=feedback.feedback_type,
     )
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from engine.bounce.breaker import BreakerLimit, Breakers
-from engine.bounce.classify import Confidence, Finding, ProviderOf, classify, no_provider
+from engine.bounce.classify import Confidence, Finding, ProviderOf, classify
 from engine.bounce.lastresort import address_by_flufl
 from engine.bounce.ours import Match, Ours, Trust, canonical_or_none
 from engine.bounce.record import FeedbackWriter, feedback_tables
@@ -25,6 +26,7 @@ from engine.config import BouncesTable
 from engine.host import boot_id, host_id
 from engine.lists.suppressions import Suppressions
 from engine.pace.rules import RuleBook
+from engine.route.provider import load_providers, registrable_domain
 from formats.feedback import Feedback, Kind, Recipient, read_feedback
 from formats.feedbacklog import Decision, FeedbackRecord
 from formats.sendlog import Header
@@ -53,6 +55,19 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     was_known: bool = False
 
 
+@cache
+def known_providers() -> ProviderOf:
+    """A reporting or remote host's provider: a known name, else its registrable domain; None for a bare IP address."""
+    book = load_providers()
+
+    def provider_of(host: str) -> str | None:
+        if not any(character.isalpha() for character in host):
+            return None
+        return book.of_host(host) or registrable_domain(host)
+
+    return provider_of
+
+
 def message_key(raw: bytes) -> str:
     """What tells one message from another, wherever it is found: 32 hex digits."""
     return hashlib.blake2b(raw, digest_size=16).hexdigest()
@@ -67,13 +82,13 @@ class Desk:
         rules: RuleBook,
         clock: Clock,
         *,
-        provider_of: ProviderOf = no_provider,
+        provider_of: ProviderOf | None = None,
         settings: BouncesTable | None = None,
     ) -> None:
         self._ours = ours
         self._rules = rules
         self._clock = clock
-        self._provider_of = provider_of
+        self._provider_of = provider_of or known_providers()
         first = ours.campaigns[0]
         self._settings = settings or (first.settings.bounces if first.settings else BouncesTable())
         self._incarnation = secrets.token_hex(8)

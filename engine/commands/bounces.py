@@ -61,8 +61,8 @@ _campaigns = click.option(
     "folders",
     multiple=True,
     type=click.Path(path_type=Path, file_okay=False),
-    default=(Path(),),
-    help="Campaign folder; repeat it where one mailbox serves several campaigns. Default: here.",
+    default=(Path("campaign"),),
+    help="Campaign folder; repeat it where one mailbox serves several campaigns. By default ./campaign.",
 )
 
 
@@ -222,7 +222,11 @@ def report(folders: tuple[Path, ...], as_json: bool) -> None:
 @click.argument("provider")
 @_campaigns
 def confirm(provider: str, folders: tuple[Path, ...]) -> None:
-    """Suppress the hard bounces of PROVIDER that were doubted while its breaker was open."""
+    """Suppress the hard bounces of PROVIDER that were doubted while its breaker was open.
+
+    \b
+    engine bounces confirm google
+    """
     from engine.bounce.confirm import confirm as confirmed
     from engine.bounce.ours import Ours
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
-from pathlib import Path
 
 import click
 import msgspec
@@ -12,35 +10,28 @@ import pyarrow.parquet as pq
 
 from engine.campaign import Campaign
 from engine.capacity import OTHER, Accepts, Capacity, OurRate, capacity
-from engine.clock import SystemClock
-from engine.commands.common import campaign_option, span
-from engine.compose.render import RowProblem, build_composer
-from engine.config import Duration
+from engine.commands.common import campaign_option, moment, span
+from engine.commands.measure import Measured, kept_measure, measure
+from engine.config import DeliveryTable, Duration
+from engine.counts import Counts, DomainCounts, by_provider, kept_answers, of_metas, provider_book
 from engine.errors import EngineError, Exit
-from engine.pace.budgets import BUDGETS_FILE, Source, load_budgets
-from engine.route.provider import ProviderBook, load_providers
-from engine.rows import RowReader, first_texts, open_parquet
+from engine.pace.budgets import BUDGETS_FILE, BudgetFile, Budgets, Section, Source, load_budgets
+from engine.planner import expand
+from engine.smtp.destination import relay_destination
 from engine.warmup import schedule_named
 from formats import listmeta
-from formats.address import AddressError, parse_mailboxes
 
 _SHOWN = 12
-_SAMPLE = 500
 
 
 class NoCounts(EngineError):
     """{what} says nothing about providers or domains."""
 
     exit_code = Exit.LIST
-    hint = "`engine prepare` notes the counts in the list; or give them: --rows 1000000 --share google=45."
-
-
-class Counts(msgspec.Struct):
-    """Rows per provider, and the tail."""
-
-    providers: dict[str, int]
-    other_rows: int = 0
-    other_domains: int = 0
+    hint = (
+        "`engine prepare` notes the counts in the list (after `engine resolve`: by provider); or give them:"
+        " --rows 1000000 --share google=45."
+    )
 
 
 @click.command(name="capacity")
@@ -62,7 +53,13 @@ class Counts(msgspec.Struct):
 @click.option(
     "--message-bytes", type=click.IntRange(1), help="Default: of rendered sample rows with --measure, else 20000."
 )
-@click.option("--measure", is_flag=True, help="Compose and sign sample rows of the planned list, here and now.")
+@click.option(
+    "--measure",
+    "measured",
+    is_flag=True,
+    help="Compose, sign and send rows of the planned list to a sink here; kept for `plan`.",
+)
+@click.option("--messages", type=click.IntRange(1), default=2000, show_default=True, help="So many, with --measure.")
 @click.option("--sources", type=click.IntRange(1), help="So many addresses in place of those in budgets.toml.")
 @click.option("--warmup-day", type=click.IntRange(1), help="They are on this day of a warm-up; 1 is cold.")
 @click.option("--schedule", "schedule_name", default="sparkpost", show_default=True, help="The warm-up's caps.")
@@ -81,7 +78,8 @@ def capacity_command(
     processes: int,
     gigabits: float,
     message_bytes: int | None,
-    measure: bool,
+    measured: bool,
+    messages: int,
     sources: int | None,
     warmup_day: int | None,
     schedule_name: str,
@@ -97,14 +95,12 @@ def capacity_command(
     engine capacity --measure
     engine capacity --rows 100000000 --share google=45 --share yahoo=12 --machines 5 --sources 20
     """
-    try:
-        deadline_s = Duration.parse(deadline).seconds
-    except ValueError as problem:
-        raise click.BadParameter(str(problem), param_hint="--deadline") from None
-    if not deadline_s:
-        raise click.BadParameter("a deadline of nothing cannot be met", param_hint="--deadline")
+    deadline_s = parse_deadline(deadline)
     counts = _of_shares(rows, shares, domains) if rows is not None else _of_lists(lists, campaign)
     budgets = load_budgets(campaign.folder / BUDGETS_FILE)
+    if rows is None and not lists and (delivery := campaign.settings().delivery).mode == "relay":
+        budgets = relay_budgets(delivery)
+        counts = Counts(providers={relay_name(delivery): campaign.plan().rows}, told_by="campaign.toml: a relay")
     given = budgets.sources
     if sources is not None:
         given = tuple(Source(f"source-{number + 1}", warmup_day=warmup_day) for number in range(sources))
@@ -113,11 +109,10 @@ def capacity_command(
             msgspec.structs.replace(source, warmup_day=warmup_day) for source in given or (Source("default"),)
         )
     ours = OurRate(machines=machines, processes=processes, gigabits=gigabits)
-    if measure:
-        per_process, sampled_bytes = measured(campaign)
-        message_bytes = message_bytes or sampled_bytes
-        # Composing includes the signatures.
-        ours = msgspec.structs.replace(ours, per_process=per_process, measured=True)
+    found = measure(campaign, campaign.settings(), campaign.plan(), messages) if measured else kept_measure(campaign)
+    if found is not None:
+        message_bytes = message_bytes or found.message_bytes
+        ours = with_measure(ours, found)
     told = capacity(
         counts.providers,
         budgets,
@@ -132,36 +127,23 @@ def capacity_command(
         other_domains=counts.other_domains,
     )
     if as_json:
-        click.echo(msgspec.json.encode(told).decode())
+        click.echo(msgspec.json.encode({**msgspec.to_builtins(told), "counts": counts.told_by, "measured": found}))
     else:
-        _print(told, show_all)
+        click.echo(f"providers: by {counts.told_by}", err=True)
+        if found is not None:
+            click.echo(measure_line(found), err=True)
+        print_capacity(told, show_all=show_all)
 
 
-def measured(campaign: Campaign) -> tuple[float, int]:
-    """(messages a second that one process composes and signs here, their mean size in bytes)."""
-    settings, plan = campaign.settings(), campaign.plan()
-    composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
-    reader = RowReader(plan, [plan.address_column, *composer.columns])
-    now_us = SystemClock().wall_us()
-    spans = reader.spans(0, min(plan.rows, _SAMPLE))
-    made = size = 0
-    started = time.process_time()
-    for part in spans:
-        found = reader.read(part, 0, _SAMPLE)
-        for place, (row, mailbox) in enumerate(zip(found, parse_mailboxes(first_texts(found)), strict=True)):
-            if isinstance(mailbox, AddressError):
-                continue
-            try:
-                size += len(composer.compose(part.first_row + place, mailbox, row[1:], now_us).content)
-                made += 1
-            except RowProblem:
-                continue
-        if made >= _SAMPLE:
-            break
-    took = time.process_time() - started
-    if not made:
-        raise NoCounts(what="a list without a single row that renders")
-    return made / max(took, 1e-6), size // made
+def parse_deadline(text: str) -> float:
+    """Seconds; a usage error where it is none or nothing."""
+    try:
+        deadline_s = Duration.parse(text).seconds
+    except ValueError as problem:
+        raise click.BadParameter(str(problem), param_hint="--deadline") from None
+    if not deadline_s:
+        raise click.BadParameter("a deadline of nothing cannot be met", param_hint="--deadline")
+    return deadline_s
 
 
 def _of_shares(rows: int, shares: tuple[str, ...], domains: int) -> Counts:
@@ -175,44 +157,67 @@ def _of_shares(rows: int, shares: tuple[str, ...], domains: int) -> Counts:
     rest = rows - sum(providers.values())
     if rest < 0 or any(count < 0 for count in providers.values()):
         raise click.BadParameter("the shares are more than 100 %", param_hint="--share")
-    return Counts(providers, rest, domains)
+    return Counts(providers=providers, other_rows=rest, other_domains=domains, told_by="--share")
 
 
 def _of_lists(lists: tuple[str, ...], campaign: Campaign) -> Counts:
-    book = load_providers()
-    if not lists:
+    book, answers = provider_book(campaign.folder), kept_answers(campaign.folder)
+    if lists:
+        metas = []
+        for name in expand(lists, campaign.folder):
+            meta = listmeta.of_metadata(pq.read_metadata(name).metadata)
+            if meta is None:
+                raise NoCounts(what=name)
+            metas.append(meta)
+        told, what = of_metas(metas), ", ".join(lists)
+    else:
         plan = campaign.plan()
-        counts = _merged(plan.provider_rows, plan.domain_rows, book)
-        counts.other_rows += plan.rows - sum(counts.providers.values())
-        counts.other_domains = max(counts.other_domains, 1)
-        if not counts.providers:
-            raise NoCounts(what="the planned list")
-        return counts
-    total = Counts({})
-    for name in lists:
-        meta = listmeta.of_metadata(pq.read_metadata(Path(name)).metadata) if Path(name).exists() else None
-        if meta is None:
-            raise NoCounts(what=name)
-        counts = _merged(meta.provider_rows, meta.domain_rows, book)
-        for provider, rows in counts.providers.items():
-            total.providers[provider] = total.providers.get(provider, 0) + rows
-        total.other_rows += meta.rows - sum(counts.providers.values())
-        total.other_domains = max(total.other_domains, meta.other_domains, 1)
-    return total
+        told = DomainCounts(rows=plan.rows, domain_rows=plan.domain_rows, provider_rows=plan.provider_rows)
+        what = "the planned list"
+    counts = by_provider(told, answers, book)
+    if counts is None:
+        raise NoCounts(what=what)
+    return counts
 
 
-def _merged(provider_rows: dict[str, int], domain_rows: dict[str, int], book: ProviderBook) -> Counts:
-    """By provider where that was resolved; else well-known domains by the table, every other one for itself."""
-    if provider_rows:
-        return Counts(dict(provider_rows))
-    providers: dict[str, int] = {}
-    for domain, rows in domain_rows.items():
-        name = book.of_domain(domain) or domain
-        providers[name] = providers.get(name, 0) + rows
-    return Counts(providers)
+def with_measure(ours: OurRate, found: Measured) -> OurRate:
+    """Our rate as it was measured; composing includes the signatures."""
+    return msgspec.structs.replace(ours, per_process=found.per_process, measured=True)
 
 
-def _print(told: Capacity, show_all: bool) -> None:
+def measure_line(found: Measured) -> str:
+    """What was measured, in words."""
+    return (
+        f"measured here at {moment(found.at_us)}: {found.messages:,} messages of {found.message_bytes:,} bytes,"
+        f" {found.signatures} signature(s) each, {'over TLS' if found.tls else 'without TLS'}:"
+        f" {found.per_process:,.0f}/s a core sent, {found.composing_per_s:,.0f}/s composed and signed"
+    )
+
+
+def relay_budgets(delivery: DeliveryTable) -> Budgets:
+    """A relay is one provider with the limits of [delivery], whatever the recipients' providers are."""
+    per_minute = None
+    if delivery.messages_per_second is not None:
+        per_minute = max(1, int(delivery.messages_per_second * 60))
+    section = Section(
+        connections=delivery.connections,
+        messages_per_connection=delivery.messages_per_connection,
+        messages_per_minute=per_minute,
+        scope="campaign",
+    )
+    return Budgets(BudgetFile(default=section), BudgetFile())
+
+
+def relay_name(delivery: DeliveryTable) -> str:
+    """The relay as logs and reports call it."""
+    if delivery.relay.startswith("sink:"):
+        return "sink"
+    plain = msgspec.structs.replace(delivery, username=None, password_env=None, password_file=None, tls_ca_file=None)
+    return relay_destination(plain, {}).key
+
+
+def print_capacity(told: Capacity, *, show_all: bool = False) -> None:
+    """The arithmetic, a line per provider, and the verdict, on stdout."""
     for line in told.arithmetic:
         click.echo(line)
     click.echo("")

@@ -16,10 +16,9 @@ from engine.compose.render import build_composer
 from engine.config import Settings
 from engine.errors import EngineError, Exit
 from engine.planner import expand, read_shape, sample_mixing
-from engine.rows import open_parquet
 from engine.smtp.destination import ConnectionLimits, relay_destination
 from engine.smtp.probe import probe
-from engine.work.frozen import check_frozen
+from engine.work.frozen import check_frozen, planned_composer
 
 
 @click.command()
@@ -31,6 +30,9 @@ def check(context: click.Context, campaign: Campaign, sources: tuple[str, ...], 
     """Try settings, templates, keys and the relay (greeting, TLS, login); send nothing.
 
     LIST is checked against the templates where there is no plan yet.
+
+    \b
+    engine check list.parquet
     """
     settings = campaign.settings()
     click.echo(f"ok    settings: {campaign.folder / 'campaign.toml'}")
@@ -78,7 +80,10 @@ def _list(campaign: Campaign, settings: Settings, sources: tuple[str, ...]) -> L
     composer = build_composer(settings, campaign.folder, shape.schema)
     yield "ok", f"templates use {', '.join(composer.columns) or 'no column'}"
     if shape.rows and (mixing := sample_mixing(shape)).is_bad:
-        yield "warn", f"badly mixed: {mixing.worst_domain} is {mixing.worst_points:.0f} points off; `engine prepare` mixes"
+        yield (
+            "warn",
+            f"badly mixed: {mixing.worst_domain} is {mixing.worst_points:.0f} points off; `engine prepare` mixes",
+        )
 
 
 def _plan(campaign: Campaign, settings: Settings) -> Lines:
@@ -86,7 +91,7 @@ def _plan(campaign: Campaign, settings: Settings) -> Lines:
     check_frozen(campaign, settings, plan)
     yield "ok", f"{plan.rows:,} rows; nothing frozen has changed"
     if plan.files:
-        composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
+        composer = planned_composer(campaign, settings, plan)
         yield "ok", f"templates use {', '.join(composer.columns) or 'no column'}"
 
 

@@ -23,6 +23,9 @@ def demo(context: click.Context, folder: Path, processes: int) -> None:
 
     Some rows are steered to be refused, deferred or lost, so that the report has something to tell. Retries come after
     1, 2 and 3 seconds in place of the usual minutes. Nothing leaves the machine.
+
+    \b
+    engine demo
     """
     campaign = Campaign(folder / "campaign")
     start_campaign(campaign, list_file="demo.parquet")

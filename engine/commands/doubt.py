@@ -58,7 +58,11 @@ def _choice(command: Callable[..., None]) -> Callable[..., None]:
 @_choice
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per line.")
 def list_(campaign: Campaign, rows: list[int] | None, domain: str | None, as_json: bool) -> None:
-    """List rows in doubt."""
+    """List rows in doubt.
+
+    \b
+    engine doubt list --domain example.com
+    """
     plan = campaign.plan()
     chosen = _chosen(campaign, plan, rows, domain)
     addresses = dict(RowReader(plan, [plan.address_column]).pick(sorted({d.row for d in chosen})))
@@ -76,7 +80,11 @@ def list_(campaign: Campaign, rows: list[int] | None, domain: str | None, as_jso
 @_choice
 @click.option("--all", "everything", is_flag=True, help="Every row in doubt.")
 def accept(campaign: Campaign, rows: list[int] | None, domain: str | None, everything: bool) -> None:
-    """Take rows for sent: they are `accepted` in the report."""
+    """Take rows for sent: they are `accepted` in the report.
+
+    \b
+    engine doubt accept --all
+    """
     _decide(campaign, rows, domain, everything, "accept", wait=False)
 
 
@@ -85,7 +93,11 @@ def accept(campaign: Campaign, rows: list[int] | None, domain: str | None, every
 @click.option("--all", "everything", is_flag=True, help="Every row in doubt.")
 @click.option("--now", is_flag=True, help="Also while a sender runs that may still learn the answer.")
 def resend(campaign: Campaign, rows: list[int] | None, domain: str | None, everything: bool, now: bool) -> None:
-    """Send rows again with the next `engine send`; who got the first copy gets a second."""
+    """Send rows again with the next `engine send`; who got the first copy gets a second.
+
+    \b
+    engine doubt resend --rows 3,17-20
+    """
     _decide(campaign, rows, domain, everything, "resend", wait=not now)
 
 

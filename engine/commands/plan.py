@@ -19,15 +19,24 @@ from engine.campaign import (
     write_whole,
 )
 from engine.clock import SystemClock
+from engine.commands import forecast as forecasting
+from engine.commands.capacity import parse_deadline
 from engine.commands.common import campaign_option
+from engine.commands.forecast import forecast
 from engine.compose.keys import load_keys, write_token_table
 from engine.compose.render import build_composer
-from engine.config import Settings, SettingsError
+from engine.config import Settings
+from engine.control.bundle import gather
+from engine.control.opening import control_url, keep_url, open_shared
 from engine.control.sqlite import SqliteStore
+from engine.control.store import Life
+from engine.counts import of_metas
 from engine.errors import EngineError, Exit
 from engine.planner import ListShape, Mixing, cut_batches, cut_partitions, expand, read_shape, sample_mixing
+from engine.warmup import schedule_named
 from formats import listmeta
 from formats import plan as plan_format
+from formats.listmeta import ListMeta
 from formats.plan import Plan
 from formats.verp import TokenOrigin
 
@@ -39,43 +48,82 @@ class LogsExist(EngineError):
     hint = "Go on with `engine send`. `engine plan --replace` puts plan, store and logs aside and starts from nothing."
 
 
+class SenderRuns(EngineError):
+    """{sender} is sending from the store {where}."""
+
+    exit_code = Exit.TRY_AGAIN
+    hint = "Stop it first: `engine machines` shows who sends."
+
+
 @click.command()
 @click.argument("sources", nargs=-1, required=True, metavar="LIST...")
 @campaign_option
 @click.option("--partitions", type=click.IntRange(1, 10_000), default=1, show_default=True, help="One per machine.")
 @click.option("--replace", is_flag=True, help="Put an existing plan, store and logs aside first.")
+@click.option("--control", metavar="URL", help="Where machines meet: postgresql://user@host/database.")
+@click.option("--deadline", default="24h", show_default=True, help="Say whether it can be kept, and what would do it.")
+@click.option("--warmup", "schedule_name", metavar="SCHEDULE", help="Keep the caps of this warm-up, day by day.")
 @click.option("--json", "as_json", is_flag=True, help="The figures as one JSON object on stdout.")
-def plan(sources: tuple[str, ...], campaign: Campaign, partitions: int, replace: bool, as_json: bool) -> None:
+def plan(
+    sources: tuple[str, ...],
+    campaign: Campaign,
+    partitions: int,
+    replace: bool,
+    control: str | None,
+    deadline: str,
+    schedule_name: str | None,
+    as_json: bool,
+) -> None:
     """Number the rows of LIST (files, folders, patterns, URIs), cut them into batches and partitions, and freeze them
-    with templates and settings.
+    with templates and settings. Then say what the providers will accept by when.
 
     \b
-    engine plan list.parquet
+    engine plan list.parquet --deadline 6h
     engine plan 'lists/*.parquet' --partitions 5
+    engine plan s3://bucket/list/ --partitions 5 --control postgresql://rowpost@db.example.com/rowpost
+    engine plan list.parquet --warmup sparkpost
     """
     started = time.perf_counter()
+    deadline_s = parse_deadline(deadline)
+    schedule = schedule_named(schedule_name) if schedule_name is not None else None
     settings = campaign.settings()
     logs = campaign.log_files()
     if (logs or campaign.plan_file.exists()) and not replace and logs:
         raise LogsExist(folder=campaign.folder, logs=len(logs))
     paths = expand(sources, campaign.folder)
     shape = read_shape(paths, settings.list.address_column, settings.list.id_column)
-    made = make_plan(campaign, settings, shape, partitions, SystemClock().wall_us())
+    url = control_url(campaign, settings, control)
+    made = make_plan(campaign, settings, shape, partitions, SystemClock().wall_us(), shared=url is not None)
+    metas = _metas(shape)
+    engaged = {meta.engaged_first for meta in metas}
+    made, ahead = forecast(
+        campaign,
+        settings,
+        made,
+        of_metas(metas),
+        engaged_first=engaged.pop() if len(engaged) == 1 else None,
+        deadline_s=deadline_s,
+        schedule=schedule,
+    )
     mixing = sample_mixing(shape) if shape.rows else None
     if replace:
         _put_aside(campaign)
-    _store(campaign, settings, made)
+    _store(campaign, settings, made, url, replace=replace)
     if as_json:
-        click.echo(msgspec.json.encode(_figures(made, mixing)).decode())
+        click.echo(msgspec.json.encode({**_figures(made, mixing), "forecast": ahead}).decode())
     else:
         _tell(campaign, made, mixing, time.perf_counter() - started)
+        forecasting.tell(ahead, campaign)
+        _tell_next(campaign, made)
 
 
-def make_plan(campaign: Campaign, settings: Settings, shape: ListShape, partitions: int, now_us: int) -> Plan:
+def make_plan(
+    campaign: Campaign, settings: Settings, shape: ListShape, partitions: int, now_us: int, *, shared: bool = False
+) -> Plan:
     """The plan of this list under these settings; raises the errors of composing (template, key, column)."""
     composer = build_composer(settings, campaign.folder, shape.schema)
     batches = cut_batches([rows for file in shape.files for rows in file.row_groups], settings.list.batch_rows)
-    domains, providers = _counts(shape)
+    told = of_metas(_metas(shape))
     wanted = {shape.address_column, shape.id_column, *composer.columns}
     return Plan(
         campaign_id=settings.campaign.id,
@@ -92,29 +140,16 @@ def make_plan(campaign: Campaign, settings: Settings, shape: ListShape, partitio
         settings_fingerprint=frozen_fingerprint(settings),
         templates_fingerprint=composer.fingerprint,
         key_id=load_keys(campaign.folder / settings.keys.file).current_id,
-        store="postgresql" if settings.control.store.startswith("postgresql:") else "sqlite",
-        provider_rows=providers,
-        domain_rows=domains,
+        store="postgresql" if shared else "sqlite",
+        provider_rows=told.provider_rows,
+        domain_rows=told.domain_rows,
     )
 
 
-def _counts(shape: ListShape) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows per domain and provider as `engine prepare` noted them in every file, else nothing."""
-    domains: dict[str, int] = {}
-    providers: dict[str, int] = {}
-    for metadata in shape.metadata:
-        raw = metadata.get(listmeta.KEY)
-        if raw is None:
-            return {}, {}
-        try:
-            noted = listmeta.decode(raw)
-        except listmeta.ListMetaError:
-            return {}, {}  # a list of a newer `prepare` is planned like one that nobody prepared
-        for domain, rows in noted.domain_rows.items():
-            domains[domain] = domains.get(domain, 0) + rows
-        for provider, rows in noted.provider_rows.items():
-            providers[provider] = providers.get(provider, 0) + rows
-    return domains, providers
+def _metas(shape: ListShape) -> list[ListMeta]:
+    """What `engine prepare` noted in every file; nothing where one of them is not prepared, or by a newer version."""
+    metas = [listmeta.of_metadata(metadata) for metadata in shape.metadata]
+    return [meta for meta in metas if meta is not None] if all(metas) else []
 
 
 def _put_aside(campaign: Campaign) -> None:
@@ -127,25 +162,50 @@ def _put_aside(campaign: Campaign) -> None:
         shutil.move(str(path), aside / path.name)
 
 
-def _store(campaign: Campaign, settings: Settings, made: Plan) -> None:
+def _store(campaign: Campaign, settings: Settings, made: Plan, url: str | None, *, replace: bool) -> None:
     """Write plan and store; where we die in between, `plan` can simply be run again: no log exists yet."""
-    if made.store != "sqlite":
-        problem = "control.store: only SQLite in the campaign folder is known to this version"
-        raise SettingsError(file=campaign.folder / "campaign.toml", problem=problem)
     make_private_folder(campaign.folder)
     make_private_folder(campaign.logs)
     raw = plan_format.encode(made)
     write_token_table(
         campaign.folder, TokenOrigin(campaign_id=made.campaign_id, list_id=made.list_id or "", key_id=made.key_id)
     )
+    if url is None:
+        _load_folder(campaign, made, raw)
+    else:
+        _load_shared(campaign, settings, made, raw, url, replace=replace)
+    write_whole(campaign.plan_file, raw)
+    sync_folder(campaign.folder)
+    os.chmod(campaign.folder, 0o700)
+
+
+def _load_folder(campaign: Campaign, made: Plan, raw: bytes) -> None:
     store = SqliteStore(campaign.store_file)
     try:
         store.load_plan(made, fingerprint(raw), made.planned_at_us, replace=True)
     finally:
         store.close()
-    write_whole(campaign.plan_file, raw)
-    sync_folder(campaign.folder)
-    os.chmod(campaign.folder, 0o700)
+
+
+def _load_shared(campaign: Campaign, settings: Settings, made: Plan, raw: bytes, url: str, *, replace: bool) -> None:
+    """A shared store may have been sent from by machines that we do not see: it is replaced by order only."""
+    store = open_shared(url, made.campaign_id, create=True)
+    try:
+        now_us = store.now_us()
+        for sender in store.incarnations():
+            if sender.state is Life.ALIVE and now_us - sender.renewed_at_us < sender.lease_us:
+                raise SenderRuns(sender=sender.sender, where=store.url)
+        files = gather(campaign, settings, raw)
+        store.load_bundle(made, fingerprint(raw), made.planned_at_us, files, replace=replace)
+        keep_url(campaign, store.url)
+        if not store.is_failover_safe():
+            click.echo(
+                "warning: the store has standbys that its commits do not wait for (synchronous_standby_names is empty):"
+                " a failover may forget what was sent. After one, stop every sender before you go on.",
+                err=True,
+            )
+    finally:
+        store.close()
 
 
 def _figures(made: Plan, mixing: Mixing | None) -> dict[str, object]:
@@ -180,6 +240,10 @@ def _tell(campaign: Campaign, made: Plan, mixing: Mixing | None, seconds: float)
             "  next: mix it with `engine prepare LIST -o mixed.parquet`, then plan that.",
             err=True,
         )
+
+
+def _tell_next(campaign: Campaign, made: Plan) -> None:
     sends = [f"engine send --partition {p}" for p in range(len(made.partitions))]
-    where = "" if campaign.folder == Path("campaign") else f" --campaign {campaign.folder}"
+    where = " --control URL" if made.store != "sqlite" else ""
+    where += "" if campaign.folder == Path("campaign") else f" --campaign {campaign.folder}"
     click.echo(f"  next: {sends[0]}{where}" + (f" ... {sends[-1]}{where}" if len(sends) > 1 else ""))

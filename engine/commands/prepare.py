@@ -13,7 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from engine.campaign import Campaign
 from engine.clock import SystemClock
+from engine.commands.common import campaign_option
 from engine.lists.inspect import Inspection, inspect
 from engine.lists.opening import FORMATS, Reading, open_files, parse_types
 from engine.lists.prepare import Report, Wishes, work_folder
@@ -92,8 +94,10 @@ class Bars:
 @click.option(
     "--providers",
     type=click.Path(path_type=Path, exists=True),
-    help="Mix by provider: domains.jsonl of `engine resolve`, or a JSON object {domain: provider}.",
+    help="Mix by provider: answers of `engine resolve`, or a JSON object {domain: provider}."
+    " [default: domains.jsonl in the campaign folder, where there is one]",
 )
+@campaign_option
 @click.option("--fold-local/--keep-local-case", default=True, show_default=True, help="Ann@ and ann@ are one.")
 @click.option("--fold-provider", is_flag=True, help="a.nn+news@gmail.com and ann@gmail.com are one.")
 @click.option("--check-domains", is_flag=True, help="Leave out domains that take no mail, asked of the DNS.")
@@ -128,6 +132,7 @@ def prepare(
     suppress: tuple[Path, ...],
     list_id: str | None,
     providers: Path | None,
+    campaign: Campaign,
     fold_local: bool,
     fold_provider: bool,
     check_domains: bool,
@@ -165,6 +170,9 @@ def prepare(
         row_group_rows=row_group_rows,
         memory_bytes=memory << 20,
     )
+    if providers is None and (kept := campaign.folder / "domains.jsonl").exists():
+        providers = kept
+        click.echo(f"note: mixed by provider, by the answers of `engine resolve` in {kept}", err=True)
     known = read_providers(providers) if providers else None
     with work_folder(work_parent or output.parent) as work, Bars() as bars:
         if from_url:

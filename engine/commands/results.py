@@ -8,6 +8,7 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import click
 import msgspec
@@ -15,7 +16,9 @@ import msgspec
 from engine.campaign import Campaign, make_private_folder
 from engine.clock import SystemClock
 from engine.commands.common import campaign_option
+from engine.control.opening import control_url, open_store
 from engine.control.sqlite import SqliteStore
+from engine.control.store import SharedStore, StoreAway, StoreRefuses
 from engine.errors import EngineError, Exit
 from engine.results.feedback import read_feedback
 from engine.results.merge import merge
@@ -23,10 +26,12 @@ from engine.results.merged import Decided
 from engine.results.report import read_summary, redraw, write_report
 from engine.results.retry import DEFAULT, write_retry_list
 from engine.results.statement import parse
+from engine.results.store_reports import read_store
 from engine.results.summary import Summary
 from engine.results.tables import next_steps, plain, rich_table, shown, table
 from engine.results.target import open_target
 from engine.results.write_back import BATCH, Kind, Written, choose, people, write_back
+from formats.plan import Plan
 
 
 class NoSuchFolder(EngineError):
@@ -42,8 +47,11 @@ class NoSuchFolder(EngineError):
 @click.option(
     "--processes", type=click.IntRange(1, 64), default=2, show_default=True, help="Logs are read side by side."
 )
+@click.option("--control", metavar="URL", help="Where machines meet, as given to `engine plan`.")
 @click.option("--json", "as_json", is_flag=True, help="summary.json on stdout in place of the table.")
-def merge_logs(sources: tuple[Path, ...], campaign: Campaign, processes: int, as_json: bool) -> None:
+def merge_logs(
+    sources: tuple[Path, ...], campaign: Campaign, processes: int, control: str | None, as_json: bool
+) -> None:
     """Prove what happened: every row of the plan accounted for, and report/ written.
 
     The logs of the campaign folder are read, and those of every FOLDER named (other machines' campaign or log folders).
@@ -59,12 +67,19 @@ def merge_logs(sources: tuple[Path, ...], campaign: Campaign, processes: int, as
     for source in sources:
         feedback_files += (source / "feedback").glob("*.arrows")
     feedback = read_feedback(sorted(set(feedback_files)), plan.campaign_id, plan.rows)
+    try:
+        decisions, reports = _ask_store(campaign, plan, control)
+    except (StoreAway, StoreRefuses) as problem:
+        # Without the store its rows are unknown; the exit code says so.
+        click.echo(f"warning: {problem}", err=True)
+        decisions, reports = [], None
     with (
         _scratch(campaign) as scratch,
         merge(
             plan,
             logs,
-            decisions=_decisions(campaign),
+            decisions=decisions,
+            reports=reports,
             feedback=feedback,
             plan_fingerprint=fingerprint,
             processes=processes,
@@ -79,6 +94,7 @@ def merge_logs(sources: tuple[Path, ...], campaign: Campaign, processes: int, as
             campaign.report,
             merged_at_us=SystemClock().wall_us(),
             threads=processes,
+            planned_per_hour=plan.planned_per_hour,
             campaign=_option(campaign),
             progress=_progress("rows written"),
         )
@@ -210,13 +226,22 @@ def _log_files(sources: tuple[Path, ...]) -> Iterator[Path]:
             raise NoSuchFolder(path=source)
 
 
-def _decisions(campaign: Campaign) -> list[Decided]:
-    """The operators' words on doubt, where this campaign has a store."""
+def _ask_store(campaign: Campaign, plan: Plan, control: str | None) -> tuple[list[Decided], list[Any] | None]:
+    """The operators' words on doubt, and, of a store that machines share, what it knows of rows."""
+    if plan.store != "sqlite":
+        if control_url(campaign, campaign.settings(), control) is None:
+            return [], None
+        shared = cast(SharedStore, open_store(campaign, control))
+        try:
+            says = read_store(shared, plan)
+            return list(says.decisions), says.reports
+        finally:
+            shared.close()
     if not campaign.store_file.exists():
-        return []
+        return [], None
     store = SqliteStore(campaign.store_file)
     try:
-        return list(store.decisions())
+        return list(store.decisions()), None
     finally:
         store.close()
 

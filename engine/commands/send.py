@@ -11,6 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import click
 import msgspec
@@ -20,14 +21,18 @@ from engine.clock import SystemClock
 from engine.commands.common import RowNumbers, campaign_option, span
 from engine.commands.narrate import Narration, summary_line
 from engine.config import Duration, Settings, SettingsError
-from engine.control.sqlite import SqliteStore
-from engine.control.store import Incarnation
+from engine.control.bundle import unpack
+from engine.control.opening import control_url, keep_url, open_shared, open_store, shared_of
+from engine.control.store import Incarnation, SharedStore
 from engine.errors import EngineError, Exit
 from engine.host import boot_id, host_id
+from engine.pace.budgets import BUDGETS_FILE
 from engine.rehearse.running import run_sink_in_process
 from engine.rehearse.sink import SinkSettings
 from engine.smtp.destination import relay_destination
 from engine.work.frozen import check_frozen, read_live
+from engine.work.inheritance import go_on_here
+from engine.work.shared import Shared
 from engine.work.supervisor import RunOptions, Supervisor
 from engine.work.takeover import PartitionLock, take_over
 from formats.plan import Plan
@@ -82,6 +87,13 @@ class SpanType(click.ParamType[float]):
     help="What to do with rows that may have been sent.",
 )
 @click.option("--adopt", is_flag=True, help="Go on with a folder that was begun on another machine.")
+@click.option("--control", metavar="URL", help="Where machines meet, as given to `engine plan`.")
+@click.option(
+    "--steal/--no-steal",
+    default=True,
+    show_default=True,
+    help="With a shared store: take batches of other partitions when the own one has none left.",
+)
 @click.option("--dry-run", is_flag=True, help="Render every message, send nothing.")
 @click.option("--test-to", metavar="ADDRESS", help="Send the content of --rows to this address; nothing is recorded.")
 @click.option("--rows", type=RowNumbers(), default="0", show_default=True, help="Which rows, for --test-to.")
@@ -99,6 +111,8 @@ def send(
     max_wait: float | None,
     in_doubt: str,
     adopt: bool,
+    control: str | None,
+    steal: bool,
     dry_run: bool,
     test_to: str | None,
     rows: list[int],
@@ -111,8 +125,11 @@ def send(
     \b
     engine send --partition 0
     engine send --max-wait 0          leave what would have to wait
+    engine send --partition 3 --control postgresql://rowpost@db.example.com/rowpost
     engine send --test-to me@example.com --rows 0-4
     """
+    if not campaign.plan_file.exists() and (url := control_url(campaign, None, control)) is not None:
+        _fetch(campaign, url)
     settings = campaign.settings()
     made, _ = campaign.plan_and_fingerprint()
     check_frozen(campaign, settings, made)
@@ -134,8 +151,23 @@ def send(
         resend_doubt=in_doubt == "resend",
     )
     _ask_first(campaign, settings, yes)
+    as_json = log_format == "json"
     with _metrics(metrics, settings, options.sender) as show:
-        context.exit(_run(campaign, settings, made, options, adopt=adopt, as_json=log_format == "json", show=show))
+        code = _run(
+            campaign, settings, made, options, adopt=adopt, as_json=as_json, control=control, steal=steal, show=show
+        )
+    context.exit(code)
+
+
+def _fetch(campaign: Campaign, url: str) -> None:
+    """A fresh machine: the campaign folder is filled from the store."""
+    store = open_shared(url, None)
+    try:
+        unpack(store, campaign)
+        keep_url(campaign, store.url)
+        click.echo(f"the campaign was fetched from {store.url} into {campaign.folder}", err=True)
+    finally:
+        store.close()
 
 
 def _partition(made: Plan, partition: int | None) -> int:
@@ -155,26 +187,30 @@ def _processes(made: Plan, partition: int) -> int:
 
 
 def _ask_first(campaign: Campaign, settings: Settings, yes: bool) -> None:
-    """The first send through a relay that is not on this machine asks."""
+    """The first send that leaves this machine asks."""
     asked = campaign.run / "asked"
-    if settings.delivery.relay.startswith("sink:") or yes or asked.exists():
+    if yes or asked.exists() or _has_own_sink(settings):
         return
-    destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
-    if all(host.is_this_machine for host in destination.hosts):
-        return
-    click.confirm(
-        f"This sends real mail through {destination.key}, from {settings.message.from_address}. Go on?",
-        abort=True,
-        err=True,
-    )
+    where = "straight to the recipients' mail hosts"
+    if settings.delivery.mode == "relay":
+        destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
+        if all(host.is_this_machine for host in destination.hosts):
+            return
+        where = f"through {destination.key}"
+    click.confirm(f"This sends real mail {where}, from {settings.message.from_address}. Go on?", abort=True, err=True)
     make_private_folder(campaign.run)
     asked.touch(mode=0o600)
+
+
+def _has_own_sink(settings: Settings) -> bool:
+    """`relay = "sink://"`, unless nothing goes through a relay."""
+    return settings.delivery.mode == "relay" and settings.delivery.relay.startswith("sink:")
 
 
 @contextlib.contextmanager
 def _sink(campaign: Campaign, settings: Settings, narration: Narration) -> Iterator[str | None]:
     """`relay = "sink://"`: a test server of our own for this run."""
-    if not settings.delivery.relay.startswith("sink:"):
+    if not _has_own_sink(settings):
         yield None
         return
     record = campaign.folder / "sink.record"
@@ -207,11 +243,13 @@ def _run(
     *,
     adopt: bool,
     as_json: bool,
+    control: str | None,
+    steal: bool,
     show: list[Supervisor],
 ) -> Exit:
     clock = SystemClock()
     lock = PartitionLock(campaign, options.partition, f"{options.sender} (pid {os.getpid()})")
-    store = SqliteStore(campaign.store_file)
+    store = open_store(campaign, control)
     now = clock.wall_us()
     me = Incarnation(
         id=secrets.token_hex(8),
@@ -227,21 +265,21 @@ def _run(
     try:
         with Narration(as_json=as_json, level=settings.log.level) as narration:
             store.register(me)
-            take_over(
-                campaign,
-                settings,
-                made,
-                store,
-                me,
-                adopt=adopt,
-                say=lambda text: narration.event("takeover", text=text),
-                clock=clock,
-            )
+            say = lambda text: narration.event("takeover", text=text)  # noqa: E731
+            shared = None
+            if made.store == "sqlite":
+                take_over(campaign, settings, made, store, me, adopt=adopt, say=say, clock=clock)
+            else:
+                first, second = cast(SharedStore, store), shared_of(campaign, control)
+                go_on_here(campaign, settings, made, first, me, adopt=adopt, say=say, clock=clock)
+                resend = options.resend_doubt
+                shared = Shared(
+                    campaign, settings, made, first, second, me, narration, clock, steal=steal, resend_doubt=resend
+                )
             with _sink(campaign, settings, narration) as relay:
                 options = msgspec.structs.replace(options, relay=relay)
-                supervisor = Supervisor(
-                    campaign, settings, store, me, options, narration, clock, random.Random(secrets.randbits(64))
-                )
+                rng = random.Random(secrets.randbits(64))
+                supervisor = Supervisor(campaign, settings, store, me, options, narration, clock, rng, shared)
                 show.append(supervisor)
                 code = asyncio.run(_supervise(supervisor, campaign, made, narration))
         store.leave(me.id, clock.wall_us(), supervisor.progress.counters(clock.monotonic()))
@@ -264,23 +302,30 @@ async def _supervise(supervisor: Supervisor, campaign: Campaign, made: Plan, nar
     loop.add_signal_handler(signal.SIGTERM, supervisor.drain, "SIGTERM")
     loop.add_signal_handler(signal.SIGINT, supervisor.drain, "SIGINT")
     loop.add_signal_handler(signal.SIGHUP, reload)
-    watching = loop.create_task(_watch_settings(campaign.folder / "campaign.toml", reload))
+    files = [campaign.folder / "campaign.toml", campaign.folder / BUDGETS_FILE]
+    watching = loop.create_task(_watch_settings(files, reload))
     try:
         return await supervisor.run()
     finally:
         watching.cancel()
 
 
-async def _watch_settings(file: Path, reload: Callable[[], None]) -> None:
-    """Read the live settings again when their file changes; looked at every two seconds."""
-    seen = file.stat().st_mtime_ns
+async def _watch_settings(files: list[Path], reload: Callable[[], None]) -> None:
+    """Read the live settings again when a file of them changes; looked at every two seconds."""
+    seen = [_changed_at(file) for file in files]
     while True:
         await asyncio.sleep(2)
-        with contextlib.suppress(OSError):
-            now = file.stat().st_mtime_ns
-            if now != seen:
-                seen = now
-                reload()
+        now = [_changed_at(file) for file in files]
+        if now != seen:
+            seen = now
+            reload()
+
+
+def _changed_at(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
 
 
 def _tell_end(campaign: Campaign, supervisor: Supervisor, options: RunOptions, code: Exit, now: float) -> None:

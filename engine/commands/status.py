@@ -7,30 +7,39 @@ import os
 import click
 import msgspec
 
-from engine.campaign import Campaign, NoPlan
+from engine.campaign import Campaign
 from engine.clock import SystemClock
 from engine.commands.common import campaign_option, moment, span
-from engine.control.sqlite import SqliteStore
+from engine.control.opening import open_store
 from engine.control.store import Incarnation, Life, Store
 from engine.host import host_id
 
 
 @click.command()
 @campaign_option
+@click.option("--control", metavar="URL", help="Where machines meet, as given to `engine plan`.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def status(campaign: Campaign, as_json: bool) -> None:
-    """Show what is done, by whom, how fast, what waits and until when."""
-    if not campaign.store_file.exists():
-        raise NoPlan(folder=campaign.folder)
-    store = SqliteStore(campaign.store_file)
+def status(campaign: Campaign, control: str | None, as_json: bool) -> None:
+    """Show what is done, by whom, how fast, what waits and until when.
+
+    \b
+    engine status
+    """
+    store = open_store(campaign, control)
     try:
-        now_us = SystemClock().wall_us()
+        now_us = store_time_us(store)
         if as_json:
             click.echo(msgspec.json.encode(_gather(store, now_us)).decode())
         else:
             _tell(store, now_us)
     finally:
         store.close()
+
+
+def store_time_us(store: Store) -> int:
+    """The time that the store's times are compared with: a shared store has its own clock."""
+    now_us = getattr(store, "now_us", None)
+    return int(now_us()) if now_us is not None else SystemClock().wall_us()
 
 
 def _gather(store: Store, now_us: int) -> dict[str, object]:
@@ -68,10 +77,10 @@ def _tell(store: Store, now_us: int) -> None:
                 click.echo(f"    {counters['reason']}")
 
 
-def _seems_alive(sender: Incarnation, now_us: int) -> bool:
+def _seems_alive(sender: Incarnation, now_us: int, *, is_shared: bool = False) -> bool:
     if sender.state is not Life.ALIVE:
         return False
-    if sender.host_id != host_id():
+    if is_shared or sender.host_id != host_id():
         return now_us - sender.renewed_at_us < sender.lease_us
     try:
         os.kill(sender.pid, 0)

@@ -10,15 +10,16 @@ import click
 
 from engine.campaign import Campaign
 from engine.clock import SystemClock
-from engine.compose.render import RowProblem, build_composer
+from engine.compose.render import RowProblem
 from engine.config import Settings
 from engine.errors import EngineError, Exit
-from engine.rows import RowReader, first_texts, open_parquet
+from engine.rows import RowReader, first_texts
 from engine.smtp.destination import ConnectionLimits, Destination, relay_destination
 from engine.smtp.dialogue import Accepted, Event, Outgoing, Stage
 from engine.smtp.handshake import Ended
 from engine.smtp.pool import Pool
 from engine.smtp.session import Session
+from engine.work.frozen import planned_composer
 from formats.address import AddressError, Mailbox, parse_mailbox, parse_mailboxes
 from formats.plan import Plan
 from formats.reply import Reply
@@ -43,7 +44,7 @@ class TestNotSent(EngineError):
 
 def dry_run(campaign: Campaign, settings: Settings, plan: Plan) -> Exit:
     """Render every row; problems are named row by row. DONE, or ROWS_OPEN where a row has no message."""
-    composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
+    composer = planned_composer(campaign, settings, plan)
     reader = RowReader(plan, [plan.address_column, *composer.columns])
     started, now_us = time.perf_counter(), SystemClock().wall_us()
     good = bad = size = 0
@@ -80,8 +81,7 @@ def test_to(campaign: Campaign, settings: Settings, plan: Plan, address: str, ro
         mailbox = parse_mailbox(address)
     except AddressError as problem:
         raise NotAnAddress(address=address, problem=problem) from None
-    schema = open_parquet(plan.files[0].path).schema_arrow
-    composer = build_composer(settings, campaign.folder, schema, generation="test")
+    composer = planned_composer(campaign, settings, plan, generation="test")
     reader = RowReader(plan, [plan.address_column, *composer.columns])
     now_us = SystemClock().wall_us()
     outgoing = []

@@ -29,8 +29,8 @@ class NotAnAddress(EngineError):
     "folders",
     multiple=True,
     type=click.Path(path_type=Path, file_okay=False),
-    default=(Path(),),
-    help="Campaign folder; repeat it for several. Default: here.",
+    default=(Path("campaign"),),
+    help="Campaign folder; repeat it for several. By default ./campaign.",
 )
 @click.option("--listen", default="127.0.0.1:8025", show_default=True, help="HOST:PORT")
 @click.option("--path", "prefix", default="/u", show_default=True, help="What precedes the token in unsubscribe_url.")

@@ -209,17 +209,16 @@ def _to(name: Line | None) -> Maker:
 
 
 def _line_field(name: str, line: Line, *, subject: bool = False) -> Field:
+    lead = len(name) + 2
     if line.fixed is not None:
-        return Field(name, value=unstructured(line.fixed))
-    if subject:
-        # Rendered once where a body shows it too.
-        return Field(
-            name,
-            make=lambda row: unstructured(
-                row.subject if row.subject is not None else line.text(row.values, row.variables)
-            ),
-        )
-    return Field(name, make=lambda row: unstructured(line.text(row.values, row.variables)))
+        return Field(name, value=unstructured(line.fixed, lead=lead))
+
+    def make(row: RowState) -> str:
+        # A subject that a body shows too is rendered already.
+        text = row.subject if subject and row.subject is not None else line.text(row.values, row.variables)
+        return unstructured(text, lead=lead)
+
+    return Field(name, make=make)
 
 
 def _own_field(name: str, line: Line) -> Field:

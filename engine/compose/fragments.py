@@ -202,7 +202,7 @@ class FragmentBox(PlainBox):
         """The text that fragments encode."""
         return decode_qp("".join(fragments))
 
-    def concat(self, pieces: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, pieces: Iterable[str]) -> str:
         """What compiled templates join with: buffers of captured text are lists, and stay as they are; what `super()`
         and `self.block()` join is a block's generator of fragments."""
         return "".join(pieces) if type(pieces) is list else self.decoded(pieces)

@@ -31,6 +31,7 @@ from engine.config import Attachment, Settings, SettingsError
 from formats.address import AddressError, Mailbox, domain_to_ascii
 from formats.dkim import BodyForm, BodyHasher, SignatureTemplate, signature_field, signature_template, signed_names
 from formats.message import decode_qp, qp_fragment
+from formats.recipients import bare_name
 from formats.verp import TokenMaker
 
 _SIGN_CHUNK = 8  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 700 µs
@@ -345,6 +346,7 @@ def build_composer(
     SettingsError.
     """
     message = settings.message
+    schema = _bare(schema)
     ring = load_keys(folder / settings.keys.file)
     chosen = key_id or ring.current_id
     tokens = TokenMaker(settings.campaign.id, chosen, ring.key(chosen), is_test=generation == "test")
@@ -356,7 +358,8 @@ def build_composer(
     lines = _survey_lines(settings, shop)
     row_attached = [attachment for attachment in message.attachments if attachment.column]
     names: dict[str, tuple[str, int]] = {}
-    ordered = [bodies[hole] for hole in (Hole.HTML, Hole.TEXT) if hole in bodies]  # the text may be made from the HTML
+    # HTML first: the text may be made from it, and a problem is told of the file that was written.
+    ordered = [bodies[hole] for hole in (Hole.HTML, Hole.TEXT) if hole in bodies]
     for surveyed in (*ordered, *lines.values()):
         surveyed.check(schema)
         names = surveyed.names | names
@@ -402,6 +405,14 @@ def build_composer(
         signers=_signers(settings, folder, fields),
         is_test=generation == "test",
     )
+
+
+def _bare(schema: pa.Schema) -> pa.Schema:
+    """The schema under the names readers of the list use: without byte-order marks, the first of two equal ones."""
+    fields: dict[str, pa.Field] = {}
+    for field in schema:
+        fields.setdefault(bare_name(field.name), field)
+    return pa.schema([field.with_name(name) for name, field in fields.items()])
 
 
 def _survey_bodies(settings: Settings, shop: Workshop) -> tuple[dict[Hole, Surveyed], list[str]]:
@@ -459,6 +470,8 @@ def _structure(settings: Settings, bodies: dict[Hole, Body], files: Files, *, ha
     message = settings.message
     key = hashlib.sha256(settings.campaign.id.encode()).hexdigest()[:20]
     part: Part | None = None
+    if message.inline and not message.html:
+        raise SettingsError(file="campaign.toml", problem="message.inline: there is no HTML that could show an image")
     if message.html:
         part = text_part(Hole.HTML)
         if message.inline:

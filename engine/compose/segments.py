@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import binascii
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from engine.compose.values import text_of
@@ -37,48 +38,53 @@ class SegmentBody:
 
     def __init__(self, parts: Sequence[str | Slot], *, canonical: bool) -> None:
         self._canonical = canonical
-        slots = [part for part in parts if isinstance(part, Slot)]
-        self._wanted = tuple(dict.fromkeys((slot.index, slot.default) for slot in slots))
-        # For values encoded together: the soft break behind each is part of the static text.
+        self._slots = [part for part in parts if isinstance(part, Slot)]
+        self._wanted = tuple(dict.fromkeys((slot.index, slot.default) for slot in self._slots))
+        # For values encoded together: static text and values in turn, each value's soft break part of the text.
         self._static: list[str] = [""]
-        self._text: list[tuple[int, int]] = []
-        self._html: list[tuple[int, int]] = []
         # For values encoded one by one, soft break and all.
-        self._single: list[str] = []
-        self._slots: list[tuple[int, Slot]] = []
+        self._single: list[str | Slot] = list(parts)
         for part in parts:
             if isinstance(part, str):
                 self._static[-1] += part
-                self._single.append(part)
-                continue
-            places = self._html if part.is_html else self._text
-            places.append((len(self._static), self._wanted.index((part.index, part.default))))
-            self._static += ["", SOFT_BREAK]
-            self._slots.append((len(self._single), part))
-            self._single.append("")
+            else:
+                self._static += ["", SOFT_BREAK]
+        self._has_text = any(not slot.is_html for slot in self._slots)
+        self._has_html = any(slot.is_html for slot in self._slots)
+        # Of the values as text, then the values as HTML, those that stand in the slots, in order.
+        places = [
+            self._wanted.index((slot.index, slot.default)) + (len(self._wanted) if slot.is_html else 0)
+            for slot in self._slots
+        ]
+        self._pick: Callable[[list[str]], Sequence[str]]
+        if len(places) == 1:
+            (only,) = places
+            self._pick = lambda both: (both[only],)
+        else:
+            self._pick = itemgetter(*places) if places else lambda both: ()
 
     def fill(self, values: Sequence[Any]) -> list[str]:
         """The segments of a row; their join is the body."""
-        strings = [_string(values[index], default) for index, default in self._wanted]
-        joined = "\n".join(strings)
-        count = len(strings)
-        text = _together(joined, count, self._canonical) if self._text else ()
-        if text is not None:
-            html = _together(_escaped(joined), count, self._canonical) if self._html else ()
-            if html is not None:
-                out = self._static.copy()
-                for at, place in self._text:
-                    out[at] = text[place]
-                for at, place in self._html:
-                    out[at] = html[place]
-                return out
-        return self._one_by_one(values)
+        strings = [
+            value if type(value := values[index]) is str else _string(value, default) for index, default in self._wanted
+        ]
+        text = joined = "\n".join(strings)
+        html = _escaped(joined) if self._has_html else joined
+        encoded = _together(html, len(strings), self._canonical)
+        if encoded is None:
+            return self._one_by_one(values)
+        # HTML is never shorter than its text, so what fits as HTML fits as text; and mostly they are the same.
+        plain = encoded
+        if self._has_text and html is not text:
+            plain = _together(text, len(strings), self._canonical) or []
+            if not plain:
+                return self._one_by_one(values)
+        out = self._static.copy()
+        out[1::2] = self._pick(plain + encoded)
+        return out
 
     def _one_by_one(self, values: Sequence[Any]) -> list[str]:
-        out = self._single.copy()
-        for at, slot in self._slots:
-            out[at] = slot.fragment(values)
-        return out
+        return [part if isinstance(part, str) else part.fragment(values) for part in self._single]
 
 
 def _string(value: Any, default: str) -> str:

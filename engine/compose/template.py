@@ -62,11 +62,16 @@ class Surveyed:
         self._walk(place, source, None)
         try:
             # Compiling the root now finds unknown filters and tests, in included files too.
-            self.template: Template = box.from_string(source) if source is not None else box.get_template(place)
+            self.template: Template = self._compile(source) if source is not None else box.get_template(place)
             for name in list(self.trees)[1:]:
                 box.get_template(name)
         except Exception as error:
             raise _refused(error, place) from None
+
+    def _compile(self, source: str) -> Template:
+        # As `from_string`, which would forget the name that errors are told with.
+        box = self.box
+        return box.template_class.from_code(box, box.compile(source, self.place), box.make_globals(None))
 
     @property
     def tree(self) -> nodes.Template:

@@ -1,7 +1,8 @@
 """What the engine asks of its control store: where senders meet, claim batches and keep their leases.
 
-The store knows batches and incarnations; the logs know rows. Every promise is kept by SQLite in the campaign folder
-(one host, no stealing). No statement is made per message.
+The store knows batches and incarnations; the logs know rows. `Store` is kept by SQLite in the campaign folder (one
+host, no stealing) and by PostgreSQL, which keeps `SharedStore` as well: windows, for a machine may be lost with its
+logs. No statement is made per message.
 
 An **incarnation** is one start of a supervisor under a random id; the sender's name is for people. It has one lease;
 batches belong to it. An incarnation that is not `alive` never comes back: what starts again is a new one.
@@ -9,8 +10,10 @@ batches belong to it. An incarnation that is not `alive` never comes back: what 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Protocol
+from uuid import UUID
 
 import msgspec
 
@@ -23,6 +26,23 @@ class StoreAway(EngineError):
 
     exit_code = Exit.TRY_AGAIN
     hint = "Nothing is attempted without it. Look at the disk or the server, then run the same command again."
+
+
+class StoreRefuses(EngineError):
+    """The control store {where} does not let us in: {problem}."""
+
+    exit_code = Exit.SETTINGS
+    hint = "Check user, database and password (PGPASSWORD, PGPASSFILE or ~/.pgpass) of the store."
+
+
+class StoreChanged(EngineError):
+    """The control store {where} is not the server it was ({known}, now {found}): it may have lost its last commits."""
+
+    exit_code = Exit.TRY_AGAIN
+    hint = (
+        "Let every sender end (each tells the store again what its logs know), then say `engine machines"
+        " --confirm-failover`. Until then nothing is claimed and nothing is attempted."
+    )
 
 
 class StoreHasPlan(EngineError):
@@ -70,6 +90,7 @@ class ClaimedBatch(msgspec.Struct, frozen=True):
     first_row: int
     rows: int
     started: int
+    late: int = 0  # a shared store's count of what others told about it
 
 
 class Decision(msgspec.Struct, frozen=True):
@@ -172,3 +193,161 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of the store."""
+
+
+# -- several machines -------------------------------------------------------------------------------------------------
+
+
+class Told(msgspec.Struct, frozen=True):
+    """New verdicts of one window. `known` are its verdicts as we last knew them; `verdicts` has the new ones in.
+
+    `is_due`: a row of it is to be attempted again, so its batch is not done.
+    """
+
+    window: UUID
+    known: bytes
+    verdicts: bytes
+    details: bytes
+    is_due: bool
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """A window to open: rows of one batch of ours, as uint32 counted from the batch's first row.
+
+    `log_length` and `log_seal` say how far the worker's log had come.
+    """
+
+    window: UUID
+    batch: int
+    rows: bytes
+    log_length: int
+    log_seal: str
+
+
+class Settled(msgspec.Struct, frozen=True):
+    """Outcomes that needed no attempt: a window that is born closed."""
+
+    window: UUID
+    batch: int
+    rows: bytes
+    verdicts: bytes
+    details: bytes
+
+
+class Advance(msgspec.Struct, frozen=True):
+    """Everything that one statement does for an incarnation. Repeated as it is until it is answered."""
+
+    told: list[Told] = []
+    settled: list[Settled] = []
+    openings: list[Opening] = []
+
+
+class Advanced(msgspec.Struct, frozen=True):
+    """The answer. What is not in `opened` must not be attempted."""
+
+    is_alive: bool  # the lease
+    now_us: int  # the store's time
+    opened: frozenset[UUID]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A window as the store has it. `verdicts` has 0 for a row that is still in it."""
+
+    window: UUID
+    batch: int
+    at_us: int
+    log_length: int
+    log_seal: str
+    rows: bytes
+    verdicts: bytes
+    details: bytes
+
+
+class BatchOwner(msgspec.Struct, frozen=True):
+    """A batch that was begun, and whose it is."""
+
+    number: int
+    partition: int
+    first_row: int
+    rows: int
+    state: str
+    owner: str | None
+    sender: str | None
+    owner_state: str | None
+    started: int
+
+
+class SharedStore(Store, Protocol):
+    """What several machines need beyond `Store`. Its own clock tells every time in it."""
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a password."""
+
+    def load_bundle(
+        self, plan: Plan, plan_fingerprint: str, now_us: int, files: dict[str, bytes], *, replace: bool
+    ) -> None:
+        """`load_plan`, with the files of the campaign folder that another machine needs, in one transaction."""
+
+    def now_us(self) -> int:
+        """The store's time."""
+
+    def supersede_expired(self, by: str, partition: int | None = None) -> list[tuple[str, str, int | None]]:
+        """End leases that have run out, of who has batches (of the partition): (incarnation, sender, partition).
+
+        Committed when it returns: what was theirs can be claimed by a later statement.
+        """
+
+    def mine(self, incarnation: str) -> list[ClaimedBatch]:
+        """Batches that belong to the incarnation: after a claim whose answer was lost."""
+
+    def fullest(self) -> list[int]:
+        """Partitions that have something to give, the largest remaining first."""
+
+    def unfinished_of_others(self, incarnation: str) -> int:
+        """Batches that living others have: there may be something to take over later."""
+
+    def done_unless_late(self, incarnation: str, batch: int, late: int) -> bool:
+        """`done`, unless somebody told something of the batch since `late` was read, or it is not ours."""
+
+    def late(self, incarnation: str, batch: int) -> int | None:
+        """How often others told something of our batch; None where it is not ours."""
+
+    def advance(self, incarnation: str, step: Advance) -> Advanced:
+        """Report verdicts, which needs no lease, and open windows, which needs a living one that owns their batches.
+
+        One statement. Repeats are harmless: a verdict counts if the row is still in that window.
+        """
+
+    def entries(self, batches: list[int]) -> list[Entry]:
+        """Every window of these batches. After a claim, never in its statement: a window that commits late is seen."""
+
+    def entries_of_log(self, log_id: str) -> list[Entry]:
+        """Every window of one worker's log."""
+
+    def all_entries(self) -> Iterator[Entry]:
+        """Every window, for merging."""
+
+    def held_entries(self) -> list[Entry]:
+        """Windows that have a row open or in doubt."""
+
+    def decisions_between(self, first_row: int, end_row: int) -> list[Decision]:
+        """The operator's words on these rows. `log_id` is the window, `serial` the row's place in it."""
+
+    def batch_owners(self) -> list[BatchOwner]:
+        """Batches that were begun, and whose they are."""
+
+    def bundle(self) -> dict[str, bytes]:
+        """Those files."""
+
+    def confirm_server(self) -> str:
+        """The operator's word that this server is the right one, after a failover. Returns what it is."""
+
+    def is_failover_safe(self) -> bool:
+        """False where there are standbys that commits do not wait for."""
+
+    def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
+        """How many of `wanted` messages may be sent now under a rate that all machines share. Prepaid."""
+
+    def share_connections(self, incarnation: str, key: str, wanted: int, limit: int, valid_us: int) -> int:
+        """How many connections of a limit that all machines share are ours for `valid_us` from now."""

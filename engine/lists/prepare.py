@@ -213,6 +213,7 @@ def _write(
         prepared_at_us=now_us,
         rejected={name: n for name, n in _rejected(known, sources).items() if n},
         sources=[source.name for source in sources],
+        engaged_first=wishes.engaged_first,
     )
     metadata = {listmeta.KEY: listmeta.encode(meta)}
     writer = ListWriter(path, known.names, address, metadata, wishes.row_group_rows)

@@ -177,7 +177,11 @@ class Scheduler:
 
     def has_room(self) -> bool:
         """Whether the reader may run ahead: there is room, or a connection asked for rows and nobody had any."""
-        return not self.is_stopped and (self._ready + len(self._reading) < self.ready_rows or self._run_ahead > 0)
+        if self.is_stopped:
+            return False
+        # With one lane there is nothing to find further on: rows read beyond the room would only be read again.
+        is_searching = self._run_ahead > 0 and len(self._lanes) > 1
+        return self._ready + len(self._reading) < self.ready_rows or is_searching
 
     def wanted(self, limit: int) -> list[int]:
         """Parked and due rows whose lanes have room again, in row order so that Parquet is read in runs.
@@ -375,6 +379,42 @@ class Scheduler:
         if place.stored():
             self._hungry[lane] = None
         self._tidy(place, lane)
+
+    def abandon(self, lane: int) -> list[tuple[int, int]]:
+        """Take every row that is ready or stored out of the lane, for the caller to settle: (row, attempts)."""
+        place = self._lanes.get(lane)
+        if place is None:
+            return []
+        rows: list[tuple[int, int]] = []
+        for queue in place.queues:
+            for row in queue or ():
+                rows.append((row, self.history(row)[0]))
+                self._forget(row)
+        self._ready -= place.ready
+        self._ready_lanes.pop(lane, None)
+        place.queues, place.ready = [None, None, None, None], 0
+        if place.parked is not None:
+            rows += [(row, 0) for row in place.parked[place.parked_at :]]
+            self._parked -= place.parked_rows()
+        for records, start in ((place.due, place.due_at), (place.urgent, 0)):
+            if records is not None:
+                rows += [(records[at], records[at + 2] & 0xFF) for at in range(start, len(records), _LANE_WORDS)]
+        self._due -= place.due_rows()
+        place.parked = place.due = place.urgent = None
+        place.parked_at = place.due_at = 0
+        place.suspension = None
+        self._hungry.pop(lane, None)
+        self._starved.pop(lane, None)
+        self._tidy(place, lane)
+        return rows
+
+    def suspended_rows(self) -> int:
+        """Rows of suspended lanes: they wait for the lane, not for a time of their own."""
+        return sum(
+            place.ready + place.reading + place.parked_rows() + place.due_rows()
+            for place in self._lanes.values()
+            if place.suspension is not None
+        )
 
     def suspension(self, lane: int) -> Suspension | None:
         """Until when the lane is suspended and why, or None."""

@@ -19,6 +19,7 @@ the seed and the recipient's address, so that a run with another sender meets th
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -32,6 +33,14 @@ from engine.rehearse.steering import Act, Kind, Phase
 from formats.reply import Reply
 
 
+class FromSource(msgspec.Struct):
+    """What came from one source address, counted where it arrived. Refused connections count while they are open."""
+
+    open: int = 0
+    most_connections: int = 0
+    accepted: int = 0
+
+
 class Report(msgspec.Struct):
     """What one provider has seen. Times are seconds of the models since the player started."""
 
@@ -40,6 +49,7 @@ class Report(msgspec.Struct):
     most_connections: int = 0  # of one source at one time
     first_accepted_s: float | None = None
     last_accepted_s: float | None = None
+    sources: dict[str, FromSource] = {}
 
 
 class Player:
@@ -89,6 +99,18 @@ class Player:
         self._began = self.clock.monotonic()
         return places
 
+    async def start_at(self, addresses: Mapping[str, str], port: int = 0) -> dict[str, tuple[str, int]]:
+        """Listen at an address for each provider, all on one port; 0 takes the first one's free port for all.
+
+        Raises SinkCannotListen; then `stop` and try again.
+        """
+        places: dict[str, tuple[str, int]] = {}
+        for name, provider in self.providers.items():
+            places[name] = await provider.start(addresses[name], port)
+            port = places[name][1]
+        self._began = self.clock.monotonic()
+        return places
+
     async def stop(self) -> None:
         """Close everything."""
         for provider in self.providers.values():
@@ -120,6 +142,9 @@ class PlayedProvider(Sink):
 
     def opened(self, conversation: Conversation) -> Act | Reply:
         """The greeting, late, or a refusal."""
+        source = self._report.sources.setdefault(conversation.peer, FromSource())
+        source.open += 1
+        source.most_connections = max(source.most_connections, source.open)
         usual = super().opened(conversation)
         if isinstance(usual, Reply) and usual.code >= 400:
             return usual
@@ -130,6 +155,8 @@ class PlayedProvider(Sink):
 
     def closed(self, conversation: Conversation) -> None:
         """The connection's place is free."""
+        if conversation in self._conversations:
+            self._report.sources[conversation.peer].open -= 1
         super().closed(conversation)
         played = self._admitted.pop(conversation, None)
         if played is not None:
@@ -157,6 +184,7 @@ class PlayedProvider(Sink):
             self._report.first_accepted_s = now
         self._report.last_accepted_s = now
         self._report.accepted += len(conversation.recipients)
+        self._report.sources[conversation.peer].accepted += len(conversation.recipients)
 
     def _admit(self, conversation: Conversation, domain: str) -> Answer:
         played = self._of(domain)

@@ -132,6 +132,11 @@ class Pool:
         """When a connection will be tried again (monotonic), while none may be before."""
         return self._retry_at
 
+    def dead_until(self, now: float) -> float | None:
+        """When the first of the hosts may be tried again (monotonic); None while one may be tried now."""
+        first = min((self._of(host).dead_until for host in self.destination.hosts), default=now)
+        return first if first > now else None
+
     def want(self, connections: int) -> None:
         """How many connections there is work for. More open as slots allow; idle ones above it close in time."""
         self._wanted = connections

@@ -11,12 +11,13 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
 from engine.clock import Clock
 from engine.config import Settings
-from engine.pace.scheduler import Scheduler
+from engine.pace.scheduler import Suspension
 from engine.work.logbook import Logbook
 from formats.address import Mailbox
 from formats.sendlog import Reason, Verdict
@@ -62,10 +63,39 @@ class OpenBatch(msgspec.Struct):
     cut_short: bool = False  # `--limit` left rows of it unread
 
 
+class RowQueue(Protocol):
+    """What dispatch, settlement and lanes ask of whoever orders the rows (`pace.scheduler` says what each means)."""
+
+    is_stopped: bool
+
+    def take(self, lane: int, limit: int, now: float) -> list[int]: ...
+    def settle(self, row: int, lane: int) -> None: ...
+    def give_back(self, row: int, lane: int) -> None: ...
+    def defer(
+        self, row: int, lane: int, due_at: float, attempt: int, first_at: float, expires_at: float | None = None
+    ) -> None: ...
+    def history(self, row: int) -> tuple[int, float | None]: ...
+    def advance(self, now: float) -> list[int]: ...
+    def suspend_lane(self, lane: int, until: float | None, reason: str) -> list[int]: ...
+    def resume_lane(self, lane: int) -> None: ...
+    def suspension(self, lane: int) -> Suspension | None: ...
+    def stop(self) -> None: ...
+    def demand(self) -> dict[int, int]: ...
+    def wanted(self, limit: int) -> list[int]: ...
+    def returned(self, row: int) -> bool: ...
+    def next_due(self) -> float | None: ...
+    @property
+    def ready(self) -> int: ...
+    @property
+    def parked(self) -> int: ...
+    @property
+    def waiting(self) -> int: ...
+
+
 class Workbench:
     """Shared state of one worker; every method is quick and touches no disk."""
 
-    def __init__(self, settings: Settings, logbook: Logbook, scheduler: Scheduler, clock: Clock, rng: random.Random):
+    def __init__(self, settings: Settings, logbook: Logbook, scheduler: RowQueue, clock: Clock, rng: random.Random):
         self.settings = settings
         self.log = logbook
         self.scheduler = scheduler
@@ -150,10 +180,10 @@ class Workbench:
         self.log.result(0, row, 0, Verdict.SUPPRESSED)
         self.has_outcome(row)
 
-    def is_expired(self, row: int, attempt: int) -> None:
-        """The row waited past its maximum age."""
+    def is_expired(self, row: int, attempt: int, why: str | None = None) -> None:
+        """The row waited past its maximum age; `why` where no reply in the log says what for."""
         self.expired += 1
-        self.log.result(0, row, attempt, Verdict.EXPIRED)
+        self.log.result(0, row, attempt, Verdict.EXPIRED, text=self.masked(why) if why else None)
         self.has_outcome(row)
 
     def masked(self, text: str) -> str:

@@ -8,16 +8,17 @@ gathered, so that neither the disk nor the connections wait for each other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from engine.compose.render import Composer, RowProblem
+from engine.compose.render import Message, RowProblem
 from engine.smtp.dialogue import Outgoing, Stage
 from engine.smtp.session import Session
 from engine.work.bench import Flight, Workbench
 from engine.work.logbook import LogUnwritable
+from formats.address import Mailbox
 from formats.sendlog import Reason, Verdict
 
 GROUP_ROWS = 256  # intents made durable by one sync: the most that a kill between sync and send leaves in doubt
@@ -43,6 +44,20 @@ class Lane(Protocol):
         """They were not sent."""
 
 
+class Admission(Protocol):
+    """With a shared store, who may be sent: each row needs an open window beside its durable intent."""
+
+    def ask(self, rows: Sequence[tuple[int, int, int, int]]) -> None:
+        """(serial, row, batch, wall time of the first attempt); answered by `admitted` or `refused`."""
+
+
+class Composing(Protocol):
+    """Whoever makes a row's message."""
+
+    def compose(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Message:
+        """Raises RowProblem."""
+
+
 class _Planned(msgspec.Struct, gc=False):
     session: Session
     lane: Lane
@@ -52,16 +67,20 @@ class _Planned(msgspec.Struct, gc=False):
 class Dispatch:
     """Gathers groups and sends them. One per worker."""
 
-    def __init__(self, bench: Workbench, composer: Composer, lanes: Callable[[], Iterable[Lane]]) -> None:
+    def __init__(self, bench: Workbench, composer: Composing, lanes: Callable[[], Iterable[Lane]]) -> None:
         self._bench = bench
         self._composer = composer
         self._lanes = lanes
         self._group: list[_Planned] = []
         self._promised: dict[Session, int] = {}
         self._sending: asyncio.Task[None] | None = None
+        self.admission: Admission | None = None
+        self._asked: dict[int, _Planned] = {}  # durable, not admitted yet
         self._scheduled = False
         self.is_stopped = False
         self.paused: str | None = None
+        # Asked of a group's rows once their intents are durable here: those that may go. The others are taken back.
+        self.confirm: Callable[[list[int]], Awaitable[set[int]]] | None = None
         self.failed: Callable[[LogUnwritable], None] = lambda problem: None
 
     def wake(self) -> None:
@@ -72,8 +91,8 @@ class Dispatch:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing gathered, nothing being synced."""
-        return not self._group and self._sending is None
+        """Nothing gathered, nothing being synced, nothing asked for."""
+        return not self._group and self._sending is None and not self._asked
 
     def _pump(self) -> None:
         self._scheduled = False
@@ -141,24 +160,62 @@ class Dispatch:
                     # Durable, but the ballast is gone: send nothing that could need a record there is no room for.
                     self._take_back(group)
                     continue
-                self._deliver(group)
+                if self.confirm is not None:
+                    group = await self._confirmed(group, self.confirm)
+                if self.admission is None:
+                    self._deliver(group)
+                else:
+                    self._ask(group, self.admission)
                 self._pump()
         finally:
             self._sending = None
+
+    async def _confirmed(
+        self, group: list[_Planned], confirm: Callable[[list[int]], Awaitable[set[int]]]
+    ) -> list[_Planned]:
+        flights = self._bench.flights
+        rows = [flights[planned.outgoing.ticket].row for planned in group]
+        granted = await confirm(rows)
+        self._take_back([planned for planned, row in zip(group, rows, strict=True) if row not in granted])
+        return [planned for planned, row in zip(group, rows, strict=True) if row in granted]
 
     def _deliver(self, group: list[_Planned]) -> None:
         by_session: dict[Session, list[_Planned]] = {}
         for planned in group:
             by_session.setdefault(planned.session, []).append(planned)
         for session, mine in by_session.items():
-            self._promised.pop(session, None)
-            for planned in self._group:
-                if planned.session is session:
-                    self._promised[session] = self._promised.get(session, 0) + 1
+            if left := self._promised.pop(session, 0) - len(mine):
+                self._promised[session] = left
             if session.ended is None:
                 session.send([planned.outgoing for planned in mine])
             else:
                 self._take_back(mine)
+
+    def _ask(self, group: list[_Planned], admission: Admission) -> None:
+        bench, rows = self._bench, []
+        for planned in group:
+            flight = bench.flights[planned.outgoing.ticket]
+            batch = bench.batch_of(flight.row)
+            assert batch is not None  # it has an open row
+            rows.append((planned.outgoing.ticket, flight.row, batch.batch, bench.wall_of(flight.first_at)))
+            self._asked[planned.outgoing.ticket] = planned
+        admission.ask(rows)
+
+    def admitted(self, serials: Iterable[int]) -> None:
+        """These rows are in an open window. Some may have been given back meanwhile: they are not sent."""
+        group = [planned for serial in serials if (planned := self._asked.pop(serial, None)) is not None]
+        if self.is_stopped or self._bench.log.is_full:
+            self._take_back(group)
+        else:
+            self._deliver(group)
+
+    def refused(self, serials: Iterable[int]) -> None:
+        """These rows are in no window of ours."""
+        self._take_back([planned for serial in serials if (planned := self._asked.pop(serial, None)) is not None])
+
+    def give_up_asking(self) -> None:
+        """Nothing new is attempted: what was asked for and not answered yet is given back."""
+        self.refused(list(self._asked))
 
     def _take_back(self, group: list[_Planned]) -> None:
         """Their session ended before anything of them left: no attempt."""

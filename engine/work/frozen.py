@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from engine.campaign import Campaign, frozen_fingerprint
-from engine.compose.keys import KeysError, load_keys
-from engine.compose.render import build_composer
+from engine.compose.keys import load_keys
+from engine.compose.render import Composer, build_composer
 from engine.config import Settings
 from engine.errors import EngineError, Exit
 from engine.rows import open_parquet
@@ -18,8 +20,16 @@ class FrozenChanged(EngineError):
     hint = "Put it back. What is already sent cannot change; a different letter is a new campaign folder."
 
 
+def planned_composer(
+    campaign: Campaign, settings: Settings, plan: Plan, *, generation: Literal["live", "test"] = "live"
+) -> Composer:
+    """The composer for the planned list, under the planned key."""
+    schema = open_parquet(plan.files[0].path).schema_arrow
+    return build_composer(settings, campaign.folder, schema, generation=generation, key_id=plan.key_id)
+
+
 def check_frozen(campaign: Campaign, settings: Settings, plan: Plan) -> None:
-    """Raises FrozenChanged where campaign id, settings, templates or keys are not the planned ones."""
+    """Raises FrozenChanged where campaign id, settings, templates or keys are not the planned ones; KeysError."""
 
     def changed(what: str) -> FrozenChanged:
         return FrozenChanged(what=what, campaign=campaign.folder)
@@ -28,12 +38,9 @@ def check_frozen(campaign: Campaign, settings: Settings, plan: Plan) -> None:
         raise changed(f"campaign.id (planned: {plan.campaign_id!r}, now: {settings.campaign.id!r})")
     if frozen_fingerprint(settings) != plan.settings_fingerprint:
         raise changed("A setting outside [delivery], [retry] and [log] of campaign.toml")
-    try:
-        load_keys(campaign.folder / settings.keys.file).key(plan.key_id)
-    except KeysError:
-        raise
+    load_keys(campaign.folder / settings.keys.file).key(plan.key_id)
     if plan.files and plan.rows:
-        composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
+        composer = planned_composer(campaign, settings, plan)
         if composer.fingerprint != plan.templates_fingerprint:
             raise changed("A template, image or attachment")
 

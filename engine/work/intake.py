@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from engine.pace.scheduler import Scheduler
 from engine.rows import Row, RowReader, first_texts
 from engine.work.bench import OpenBatch, Recipient, Workbench
 from engine.work.messages import Assign
@@ -35,10 +36,13 @@ class Lanes(Protocol):
     """What we ask of routing: where a domain's rows queue."""
 
     def lane_of(self, domain: str, row: int) -> int | None:
-        """The lane, or None while it is being looked up: the row is then `held_for` the domain."""
+        """The lane, or None while it is not known: the row is then for `hold`."""
 
     def hold(self, domain: str, row: int) -> None:
-        """Keep the row until the domain's lane is known."""
+        """Keep the row, never attempted, until the domain's lane is known."""
+
+    def hold_waiting(self, domain: str, waiting: Waiting) -> None:
+        """The same for a row between attempts, which keeps its plan."""
 
 
 class _Reading:
@@ -74,14 +78,21 @@ class _Reading:
 class Intake:
     """Reads rows for one worker. The first value of a row is its address."""
 
-    def __init__(self, bench: Workbench, reader: RowReader, lanes: Lanes, suppressions: SuppressionCheck) -> None:
+    def __init__(
+        self,
+        bench: Workbench,
+        scheduler: Scheduler,
+        reader: RowReader,
+        lanes: Lanes,
+        suppressions: SuppressionCheck,
+    ) -> None:
         self._bench = bench
+        self._scheduler = scheduler
         self._reader = reader
         self._lanes = lanes
         self._suppressions = suppressions
         self._reading: deque[_Reading] = deque()
         self._returning: deque[Waiting] = deque()
-        self._unrouted: list[Waiting] = []
 
     def assign(self, assigned: Assign) -> None:
         """Take a batch on. Raises ListChanged where a file of it is not the planned one."""
@@ -97,24 +108,26 @@ class Intake:
     @property
     def unread(self) -> int:
         """Rows assigned and not looked at yet."""
-        return sum(reading.unread for reading in self._reading) + len(self._returning) + len(self._unrouted)
+        return sum(reading.unread for reading in self._reading) + len(self._returning)
 
     def step(self) -> bool:
         """Read one stretch where there is room; True when something was done, so that the caller comes again."""
         return self._read_again() or self._take_back() or self._run_ahead()
 
     def routed(self, lane: int, rows: Sequence[int]) -> None:
-        """The lane of these rows, held while their domain was looked up, is known."""
-        kept = [row for row in sorted(rows) if self._bench.scheduler.add(row, lane)]
+        """The lane of these rows, never attempted and held while their domain was looked up, is known."""
+        kept = [row for row in sorted(rows) if self._scheduler.add(row, lane)]
         for number, row in self._reader.pick(kept):
             (mailbox,) = parse_mailboxes(first_texts([row]))
             assert isinstance(mailbox, Mailbox)  # it was one when the row was held
             self._bench.open[number] = Recipient(mailbox, row)
-        self._returning.extend(self._unrouted)
-        self._unrouted.clear()
+
+    def come_back(self, waiting: Sequence[Waiting]) -> None:
+        """The lane of these rows between attempts is known."""
+        self._returning.extend(waiting)
 
     def _run_ahead(self) -> bool:
-        if not self._reading or not self._bench.scheduler.has_room():
+        if not self._reading or not self._scheduler.has_room():
             return False
         reading = self._reading[0]
         stretch = next(reading.stretches, None)
@@ -137,7 +150,7 @@ class Intake:
         return True
 
     def _sort_in(self, numbers: Sequence[int], found: list[Row], *, is_new: bool) -> None:
-        bench, lanes, scheduler = self._bench, self._lanes, self._bench.scheduler
+        bench, lanes, scheduler = self._bench, self._lanes, self._scheduler
         parsed = parse_mailboxes(first_texts(found))
         good = [mailbox for mailbox in parsed if isinstance(mailbox, Mailbox)]
         refused = iter(self._suppressions.check([canonical(mailbox) for mailbox in good]).tolist())
@@ -165,7 +178,7 @@ class Intake:
 
     def _read_again(self) -> bool:
         """Parked rows whose lanes have room again."""
-        scheduler = self._bench.scheduler
+        scheduler = self._scheduler
         rows = scheduler.wanted(STRETCH_ROWS)
         for row in scheduler.evicted():
             self._bench.open.pop(row, None)
@@ -189,11 +202,11 @@ class Intake:
                 continue
             lane = self._lanes.lane_of(mailbox.domain, number)
             if lane is None:
-                self._unrouted.append(waiting)
+                self._lanes.hold_waiting(mailbox.domain, waiting)
                 continue
             first_at = bench.monotonic_of(waiting.first_at_us)
             expires_at = first_at + bench.settings.retry.max_age.seconds
-            bench.scheduler.defer(
+            self._scheduler.defer(
                 number, lane, bench.monotonic_of(waiting.due_at_us), waiting.attempt, first_at, expires_at
             )
         return True

@@ -137,6 +137,7 @@ class Lane:
         self.pool: Pool | None = None
         self.limits = limits
         self.unreachable_since: float | None = None
+        self.unreachable_why = ""
         self.failures = 0
         self._listener, self._clock, self._memory = listener, clock, memory
         account.lanes.append(self)

@@ -99,7 +99,20 @@ class Drain(Message, frozen=True):
     """No new attempts; final dots awaited; seal the log and end."""
 
 
-Down = Assign | Grant | Revoke | Allow | Pace | Tripped | Resend | Live | Pause | Drain
+class Admitted(Message, frozen=True):
+    """The rows of these intents are in an open window: they may be sent."""
+
+    serials: list[int]
+
+
+class NotAdmitted(Message, frozen=True):
+    """They are in none: they are given back unattempted."""
+
+    serials: list[int]
+    is_alive: bool  # our lease
+
+
+Down = Assign | Grant | Revoke | Allow | Pace | Tripped | Resend | Live | Pause | Drain | Admitted | NotAdmitted
 
 # -- worker to supervisor ---------------------------------------------------------------------------------------------
 
@@ -183,6 +196,34 @@ class Unused(Message, frozen=True):
     messages: int
 
 
+class Reported(msgspec.Struct, frozen=True, array_like=True):
+    """A result, for the store. Times are this machine's wall clock; `serial` 0: it needed no attempt."""
+
+    serial: int
+    row: int
+    batch: int
+    verdict: int
+    reason: int
+    code: int
+    attempt: int
+    due_us: int
+    first_us: int
+
+
+class Admit(Message, frozen=True):
+    """A shared store: may these rows be sent? (intent's serial, row, batch); and how far the log has come."""
+
+    rows: list[tuple[int, int, int]]
+    length: int
+    seal: str
+
+
+class Report(Message, frozen=True):
+    """A shared store: what became of rows."""
+
+    reports: list[Reported]
+
+
 class Told(Message, frozen=True):
     """An event for the operator's log."""
 
@@ -205,4 +246,4 @@ class Goodbye(Message, frozen=True):
     open_rows: int
 
 
-Up = Started | Pulse | BatchDone | Released | Unused | Told | Stopped | Goodbye
+Up = Started | Pulse | BatchDone | Released | Unused | Told | Stopped | Goodbye | Admit | Report

@@ -23,8 +23,10 @@ from engine.pace.budgets import Budgets, rate_of, relay_limit
 from engine.pace.slots import Decision, Ledger, Limit
 from engine.pace.throttle import Ceiling, Kind, Observation, Signal, Throttle, ThrottleEvent
 from engine.work.messages import Key, Pace, Seen, Tripped
+from engine.work.warming import Turned, Warming
 
 SAVE_EVERY_S = 5.0
+SAVE_WARMUP_EVERY_S = 1.0
 
 
 class KeyState(msgspec.Struct, frozen=True):
@@ -67,8 +69,13 @@ class Pacing:
         clock: Clock,
         say: Callable[..., None],
         tell: Callable[[msgspec.Struct, int | None], None],
+        warming: Warming | None = None,
     ) -> None:
-        """`budgets` None: a relay, whose limits stand in [delivery]."""
+        """`budgets` None: a relay, whose limits stand in [delivery]. `warming`: the plan's, where it has one."""
+        self._warming = warming
+        self._warming_memory = memory.with_name(memory.name.replace("throttle", "warmup"))
+        self._warming_changed = False
+        self._wanted: dict[int, set[Key]] = {}
         self._settings, self._budgets, self._memory, self._clock = settings, budgets, memory, clock
         self._say, self._tell = say, tell
         self.ledger = Ledger(self._limit)
@@ -100,18 +107,39 @@ class Pacing:
             )
             self.throttle.observe(self._throttle_key(one), observation)
             self._watch_unknown(one)
+            if self._warming is not None:
+                if one.signal == Signal.ACCEPTED:
+                    self._warming.accepted(one.key, one.count)
+                elif one.signal == Signal.REPUTATION:
+                    self._warming.blocked(one.key)
 
     def demand(self, worker: int, wanted: Mapping[Key, int], now: float) -> None:
         """Rows a worker has waiting."""
-        self._keys.update(wanted)
+        self._wanted[worker] = {key for key, rows in wanted.items() if rows}
         for key in wanted:
+            if key not in self._keys:
+                self._keys.add(key)
+                self._recall(key, now)
             if (worker, key) not in self._told:
                 self._told.add((worker, key))
                 self._tell(self._pace(key, now), worker)
         self.ledger.demand(worker, wanted, now)
 
+    def spent(self, worker: int, key: Key, messages: int, at: float, now: float) -> None:
+        """A worker sent so many against its allowance."""
+        self.ledger.spent(worker, key, messages, at, now)
+        if self._warming is None or not messages:
+            return
+        was_used_up = self._warming.is_used_up(key)
+        self._warming.sent(key, messages, self._clock.wall_us())
+        self._warming_changed = True
+        if self._warming.is_used_up(key) and not was_used_up:
+            # Small destinations share a cap: what one used up, all have.
+            self._limits_anew(now)
+
     def gone(self, worker: int, now: float) -> None:
         """The worker is dead."""
+        self._wanted.pop(worker, None)
         self._told = {(told, key) for told, key in self._told if told != worker}
         self.ledger.gone(worker, now)
 
@@ -153,7 +181,10 @@ class Pacing:
         """Changes of the throttle take effect; returns what the ledger hands out."""
         for event in self.throttle.tick(now):
             self._changed(event, now)
-        if now - self._saved_at >= SAVE_EVERY_S:
+        if self._warming is not None:
+            for turned in self._warming.tick(self._clock.wall_us()):
+                self._turned(turned, now)
+        if now - self._saved_at >= (SAVE_WARMUP_EVERY_S if self._warming_changed else SAVE_EVERY_S):
             self.save()
         return self.ledger.decide(now)
 
@@ -161,10 +192,24 @@ class Pacing:
         """Live settings were read again."""
         self._settings, self._budgets = settings, budgets
         self.throttle.budgets_changed()
-        now = self._clock.monotonic()
-        for key in self._keys:
-            self.ledger.set_limit(key, self._limit(key), now)
-            self._tell(self._pace(key, now), None)
+        self._limits_anew(self._clock.monotonic())
+
+    def waits_for_warmup(self) -> bool:
+        """Whether every row that wants to go waits for a cap of the warm-up and nothing else."""
+        wanted = set().union(*self._wanted.values()) if self._wanted else set()
+        warming = self._warming
+        return warming is not None and bool(wanted) and all(warming.caps(key) is not None for key in wanted)
+
+    def used_up(self) -> str | None:
+        """Why nothing more may go today, where the warm-up says so of every row that wants to go."""
+        warming = self._warming
+        if warming is None or not self.waits_for_warmup():
+            return None
+        if not all(warming.is_used_up(key) for key in set().union(*self._wanted.values())):
+            return None
+        turn = warming.next_turn_us()
+        when = f" in {max(0.0, (turn - self._clock.wall_us()) / 3.6e9):.1f} h" if turn is not None else " tomorrow"
+        return f"the warm-up's caps of today are used up; run `engine send` again{when}"
 
     def obey(self, words: Mapping[str, Word]) -> None:
         """The operator's words by provider, those that hold now; at once, and with an event for each change."""
@@ -209,6 +254,8 @@ class Pacing:
         if ceiling.connections < budget.connections or is_slower:
             rate = f", {ceiling.rate_per_s:.3g}/s" if ceiling.rate_per_s is not None else ""
             return f"throttle: {ceiling.connections} connections{rate}: {ceiling.reason}"
+        if self._warming is not None and (told := self._warming.told(key)):
+            return told
         rate = f", {most_per_s:.3g}/s" if budget.rates else ""
         return f"budget: {budget.connections} connections{rate}"
 
@@ -218,6 +265,9 @@ class Pacing:
         kept = {"at_us": self._clock.wall_us(), "throttle": self.throttle.to_dict(self._saved_at)}
         with contextlib.suppress(OSError):  # a full disk stops attempts elsewhere; this memory is a comfort
             write_whole(self._memory, msgspec.json.encode(kept))
+            if self._warming is not None:
+                write_whole(self._warming_memory, self._warming.to_bytes())
+                self._warming_changed = False
 
     def _remember(self) -> None:
         try:
@@ -228,6 +278,34 @@ class Pacing:
             return
         except (OSError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as problem:
             self._say("throttle_memory_unreadable", file=str(self._memory), problem=str(problem))
+
+    def _recall(self, key: Key, now: float) -> None:
+        """What went out today before this run counts in its windows."""
+        if self._warming is None:
+            return
+        before = self._warming.sent_before(key)
+        wall_us = self._clock.wall_us()
+        self.ledger.remember(key, [(now - (wall_us - at_us) / 1e6, messages) for at_us, messages in before], now)
+
+    def _turned(self, turned: Turned, now: float) -> None:
+        """A day of the warm-up is over."""
+        self._say(
+            "warmup_day_over",
+            source=turned.source,
+            provider=turned.provider,
+            day=turned.before,
+            sent=turned.sent,
+            accepted=turned.accepted,
+            next_day=turned.after.stage,
+            reason=turned.after.reason,
+        )
+        self._limits_anew(now)
+        self.save()
+
+    def _limits_anew(self, now: float) -> None:
+        for key in self._keys:
+            self.ledger.set_limit(key, self._limit(key), now)
+            self._tell(self._pace(key, now), None)
 
     def _changed(self, event: ThrottleEvent, now: float) -> None:
         after, provider = event.after, event.key.provider
@@ -271,6 +349,9 @@ class Pacing:
         if ceiling.rate_per_s is not None:
             rates = (*rates, rate_of(max(ceiling.rate_per_s, 0.01)))
         connections = min(budget.connections, ceiling.connections)
+        if self._warming is not None and self._warming.caps(key) is not None:
+            rates = (*rates, *self._warming.rates(key))
+            connections = 0 if self._warming.is_used_up(key) else connections
         if (word := self._words.get(key[1])) is not None:
             if word.connections is not None:
                 connections = min(connections, word.connections)

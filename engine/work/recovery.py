@@ -99,6 +99,9 @@ class RowStates:
         wait_us = batch.column("wait_s").to_numpy().astype(np.int64) * 1_000_000
         for index in np.flatnonzero(which).tolist():
             place = row[index]
+            # Deferred without an attempt (no answer from the DNS): that began its age.
+            if self._first_at[place] == 0 or at[index] < self._first_at[place]:
+                self._first_at[place] = at[index]
             if attempt[index] >= self._deferred_attempt[place]:
                 self._deferred_attempt[place] = attempt[index]
                 self._due_at[place] = at[index] + wait_us[index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import msgspec
 
 from engine.clock import Clock
 from engine.config import DeliveryTable
-from engine.pace.budgets import Budget, Budgets, Source
+from engine.pace.budgets import BUDGETS_FILE, Budget, Budgets, Source
 from engine.pace.retry import RetryPlan
 from engine.route.resolver import NoSuchDomain, NullMx, Resolver, Route
 from engine.smtp.destination import ConnectionLimits, Destination, Host, greeting_name
@@ -27,6 +28,7 @@ from engine.smtp.tls import TlsPolicy
 from engine.work.bench import Workbench
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.messages import Key
+from engine.work.recovery import Waiting
 from formats.sendlog import Reason, Verdict
 
 _LOOKUPS = 200  # domains looked up at once by one worker
@@ -87,30 +89,44 @@ class RelayRouting:
     def hold(self, domain: str, row: int) -> None:
         raise AssertionError("a relay's lane is always known")
 
+    def hold_waiting(self, domain: str, waiting: Waiting) -> None:
+        raise AssertionError("a relay's lane is always known")
+
     def tick(self, now: float) -> None:
         """Nothing to look up."""
 
-    def apply(self, delivery: DeliveryTable) -> None:
+    def apply(self, delivery: DeliveryTable, budgets: Budgets | None) -> None:
         """Live settings."""
         self._account.is_rated = delivery.messages_per_second is not None
         self._lane.set_limits(ConnectionLimits.of(delivery))
 
     @property
-    def held(self) -> int:
+    def asking(self) -> int:
         return 0
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    def next_due(self) -> float | None:
+        return None
 
 
 class _Lookup:
     """A domain whose rows wait for its route."""
 
-    __slots__ = ("attempts", "due_at", "rows", "since", "told")
+    __slots__ = ("attempts", "due_at", "rows", "since", "told", "waiting")
 
-    def __init__(self, now: float) -> None:
-        self.rows: list[int] = []
-        self.since = now
-        self.due_at: float | None = None
+    def __init__(self) -> None:
+        self.rows = array("Q")  # never attempted, in no log
+        self.since = array("d")  # when each was held first
+        self.told = 0  # so many of `rows` have a deferral in the log
+        self.waiting: list[Waiting] = []  # rows with a history
+        self.due_at: float | None = None  # None while it is being asked
         self.attempts = 0
-        self.told = 0  # rows whose deferral is in the log
+
+    def __len__(self) -> int:
+        return len(self.rows) + len(self.waiting)
 
 
 class DirectRouting:
@@ -128,18 +144,29 @@ class DirectRouting:
         self._maker, self._resolver, self._budgets = maker, resolver, budgets
         self._delivery, self._retry, self._clock = delivery, retry, clock
         self._sources = budgets.sources or (Source("default"),)
-        self._shares = [source for source in self._sources for _ in range(max(1, source.weight))]
+        # A source of weight 0 is kept out of use; if all are, that cannot be meant.
+        self._shares = [source for source in self._sources for _ in range(source.weight)] or list(self._sources)
         self._routes: dict[str, tuple[float, Route]] = {}
         self._lanes: dict[tuple[str, str, tuple[str, ...], str], int] = {}
         self._lookups: dict[str, _Lookup] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._queue: list[str] = []
         self.routed: Callable[[int, list[int]], None] = lambda lane, rows: None
+        self.come_back: Callable[[list[Waiting]], None] = lambda waiting: None
 
     @property
-    def held(self) -> int:
-        """Rows whose domain is not known yet."""
-        return sum(len(lookup.rows) for lookup in self._lookups.values())
+    def asking(self) -> int:
+        """Rows whose domain is being asked."""
+        return sum(len(lookup) for lookup in self._lookups.values() if lookup.due_at is None)
+
+    @property
+    def waiting(self) -> int:
+        """Rows whose domain could not be resolved and is asked again later."""
+        return sum(len(lookup) for lookup in self._lookups.values() if lookup.due_at is not None)
+
+    def next_due(self) -> float | None:
+        """When a domain is asked again."""
+        return min((lookup.due_at for lookup in self._lookups.values() if lookup.due_at is not None), default=None)
 
     def lane_of(self, domain: str, row: int) -> int | None:
         known = self._routes.get(domain)
@@ -149,30 +176,64 @@ class DirectRouting:
 
     def hold(self, domain: str, row: int) -> None:
         """Keep the row until the domain's route is known."""
+        lookup = self._lookup(domain)
+        lookup.rows.append(row)
+        lookup.since.append(self._clock.monotonic())
+
+    def hold_waiting(self, domain: str, waiting: Waiting) -> None:
+        """The same for a row with a history, which it keeps."""
+        lookup = self._lookup(domain)
+        lookup.waiting.append(waiting)
+        lookup.attempts = max(lookup.attempts, waiting.attempt)
+
+    def _lookup(self, domain: str) -> _Lookup:
         lookup = self._lookups.get(domain)
         if lookup is None:
-            lookup = self._lookups[domain] = _Lookup(self._clock.monotonic())
+            lookup = self._lookups[domain] = _Lookup()
             self._queue.append(domain)
             self._ask_some()
-        lookup.rows.append(row)
+        return lookup
 
     def tick(self, now: float) -> None:
-        """Ask again where it is time; give up what is too old."""
+        """Ask again where it is time; give up rows that are too old."""
         for domain, lookup in list(self._lookups.items()):
-            if domain in self._asking or lookup.due_at is None:
+            if lookup.due_at is None or now < lookup.due_at:
                 continue
-            if now >= self._retry.expires_at(lookup.since):
+            self._expire(domain, lookup, now)
+            if not lookup:
                 del self._lookups[domain]
-                for row in lookup.rows:
-                    self._maker.bench.is_expired(row, lookup.attempts)
-            elif now >= lookup.due_at:
-                lookup.due_at = None
-                self._queue.append(domain)
+                continue
+            lookup.due_at = None
+            self._queue.append(domain)
         self._ask_some()
 
-    def apply(self, delivery: DeliveryTable) -> None:
-        """Live settings: time limits of connections; budgets are the supervisor's."""
+    def _expire(self, domain: str, lookup: _Lookup, now: float) -> None:
+        bench, why = self._maker.bench, f"4.4.3 {domain} could not be resolved in time"
+        rows, since, told = array("Q"), array("d"), 0
+        for place, (row, first_at) in enumerate(zip(lookup.rows, lookup.since, strict=True)):
+            if now >= self._retry.expires_at(first_at):
+                bench.is_expired(row, lookup.attempts, why)
+                continue
+            rows.append(row)
+            since.append(first_at)
+            told += place < lookup.told
+        lookup.rows, lookup.since, lookup.told = rows, since, told
+        kept = []
+        for waiting in lookup.waiting:
+            if now >= self._retry.expires_at(bench.monotonic_of(waiting.first_at_us)):
+                bench.is_expired(waiting.row, waiting.attempt, why)
+            else:
+                kept.append(waiting)
+        lookup.waiting = kept
+
+    def apply(self, delivery: DeliveryTable, budgets: Budgets | None) -> None:
+        """Live settings: how connections are held. Slots and rates are the supervisor's, sources stay as they were."""
         self._delivery = delivery
+        if budgets is not None:
+            self._budgets = budgets
+        for (source, *_), index in self._lanes.items():
+            lane = self._maker.table.lanes[index]
+            lane.set_limits(limits_of(delivery, self._budgets.of(lane.key[1], source)))
 
     def _source_of(self, row: int) -> Source:
         """The same source on each attempt (greylisting), spread by weight."""
@@ -201,10 +262,11 @@ class DirectRouting:
                 del self._lookups[domain]
                 self._routes[domain] = (now + max(60.0, found.ttl_s), found)
                 by_lane: dict[int, list[int]] = {}
-                for row in lookup.rows:
+                for row in lookup.rows[lookup.told :]:
                     by_lane.setdefault(self._lane(found, self._source_of(row)), []).append(row)
                 for lane, rows in by_lane.items():
                     self.routed(lane, rows)
+                self.come_back(lookup.waiting + self._told(lookup))
             case NullMx():
                 self._refuse(domain, lookup, "5.1.10 the domain takes no mail (null MX, RFC 7505)")
             case NoSuchDomain():
@@ -212,21 +274,32 @@ class DirectRouting:
             case _:
                 self._defer(lookup, f"4.4.3 {domain}: {found.why}", now)
 
+    def _told(self, lookup: _Lookup) -> list[Waiting]:
+        """The rows whose deferral is in the log: they go on counting from it, so that the log stays in order."""
+        wall_of = self._maker.bench.wall_of
+        due_us = wall_of(self._clock.monotonic())
+        first = zip(lookup.rows[: lookup.told], lookup.since[: lookup.told], strict=True)
+        return [Waiting(row, lookup.attempts, wall_of(first_at), due_us) for row, first_at in first]
+
     def _refuse(self, domain: str, lookup: _Lookup, text: str) -> None:
         del self._lookups[domain]
         bench = self._maker.bench
-        for row in lookup.rows:
-            bench.log.result(0, row, 0, Verdict.REJECTED, reason=Reason.RECIPIENT, text=text)
+        for row in (*lookup.rows, *(waiting.row for waiting in lookup.waiting)):
+            bench.log.result(0, row, lookup.attempts, Verdict.REJECTED, reason=Reason.RECIPIENT, text=text)
             bench.refused_unsent += 1
             bench.has_outcome(row)
 
     def _defer(self, lookup: _Lookup, text: str, now: float) -> None:
+        """Ask again by the retry plan, or when the oldest row has reached its maximum age."""
         lookup.attempts += 1
         bench = self._maker.bench
-        wait_s = self._retry.next_wait(lookup.attempts, lookup.since, now, bench.rng)
-        lookup.due_at = now + wait_s if wait_s is not None else self._retry.expires_at(lookup.since)
+        oldest = min(
+            (*lookup.since, *(bench.monotonic_of(waiting.first_at_us) for waiting in lookup.waiting)), default=now
+        )
+        wait_s = self._retry.next_wait(lookup.attempts, oldest, now, bench.rng)
+        lookup.due_at = now + wait_s if wait_s is not None else max(now, self._retry.expires_at(oldest))
+        wait = max(1, round(lookup.due_at - now))
         for row in lookup.rows[lookup.told :]:
-            wait = max(1, round(lookup.due_at - now))
             bench.log.result(0, row, lookup.attempts, Verdict.DEFERRED, wait_s=wait, text=bench.masked(text))
         lookup.told = len(lookup.rows)
 
@@ -270,4 +343,4 @@ def limits_of(delivery: DeliveryTable, budget: Budget) -> ConnectionLimits:
 
 def budgets_file(folder: Path) -> Path:
     """The campaign's own budgets."""
-    return folder / "budgets.toml"
+    return folder / BUDGETS_FILE

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from engine.pace.judgement import Class_, Judgement, Scope
+from engine.pace.judgement import Class_, Judgement
 from engine.pace.retry import RetryPlan
 from engine.pace.rules import RuleBook
 from engine.smtp.dialogue import Accepted, Event, InDoubt, Lost, Refused
@@ -21,7 +21,17 @@ from formats.sendlog import Reason, Verdict
 # A connection lost before the dot counts no attempt; but a row at which connections are lost again and again is
 # what loses them, and waits like a deferred one, so that it comes to an end.
 MOST_LOSSES = 3
-_WIDER_THAN_THE_ROW = frozenset({Scope.CONNECTION, Scope.SOURCE, Scope.SIGNING_DOMAIN, Scope.CAMPAIGN})
+# Refusals by a limiter, whoever the recipient is.
+_LIMITER = frozenset(
+    {
+        Class_.RATE,
+        Class_.QUOTA,
+        Class_.TOO_MANY_CONNECTIONS,
+        Class_.TOO_MANY_PER_CONNECTION,
+        Class_.REPUTATION,
+        Class_.BLOCKLISTED,
+    }
+)
 
 
 class LaneNames(Protocol):
@@ -111,7 +121,7 @@ class Settlement:
                 bench.has_outcome(flight.row)
             case Verdict.DEFERRED:
                 bench.lanes[lane.index].deferred += 1
-                if judgement.scope in _WIDER_THAN_THE_ROW and judgement.class_ is not Class_.GREYLISTED:
+                if judgement.class_ in _LIMITER:
                     flight.attempt -= 1  # refused whoever it was for: the row burns no attempt
                 self._defer(event.ticket, flight, lane, event.reply, judgement.reason, judgement.wait_s)
             case Verdict.IN_DOUBT:

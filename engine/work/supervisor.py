@@ -20,18 +20,22 @@ from engine.config import Settings, encode_custom
 from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
 from engine.errors import Exit, worst
 from engine.pace import slots
-from engine.pace.budgets import load_budgets
+from engine.pace.budgets import BUDGETS_FILE, load_budgets
 from engine.work.crew import Crew, Hand
 from engine.work.messages import (
+    Admit,
+    Admitted,
     Allow,
     Assign,
     BatchDone,
     Drain,
     Grant,
     Live,
+    NotAdmitted,
     Pause,
     Pulse,
     Released,
+    Report,
     Revoke,
     Started,
     Stopped,
@@ -42,13 +46,16 @@ from engine.work.messages import (
 from engine.work.pacing import Pacing, words_of
 from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
+from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
+from engine.work.warming import warming_of
 from engine.work.worker import WorkerStart
 
 TICK_S = 0.05
 SILENCE_S = 60.0  # a worker sends five pulses a second; reading a huge row group may hold it up for some seconds
 READ_AHEAD_ROWS = 2_000  # a worker with fewer unread rows gets its next batch: at most two unread at a time
+REPORT_PATIENCE_S = 20.0  # at the end, for a store that is away: the logs here know, and report when a sender starts
 MOST_REPLACEMENTS = 20  # workers that die one after another die of something that a new one will not cure
 
 
@@ -87,7 +94,9 @@ class Supervisor:
         narrator: Narrator,
         clock: Clock,
         rng: random.Random,
+        shared: Shared | None = None,
     ) -> None:
+        self._shared = shared  # with a store that machines share: who speaks with it
         self._campaign, self._settings, self._store = campaign, settings, store
         self._incarnation, self._options, self._narrator, self._clock, self._rng = (
             incarnation,
@@ -102,9 +111,10 @@ class Supervisor:
         self.progress = Progress(sum(batch.rows for batch in mine), clock.monotonic())
         self._narrator = narrator = Remembering(narrator, self.progress.events, clock)
         self._crew = Crew(self._hear, self._lost, clock.monotonic)
-        budgets = load_budgets(campaign.folder / "budgets.toml") if settings.delivery.mode == "direct" else None
+        budgets = load_budgets(campaign.folder / BUDGETS_FILE) if settings.delivery.mode == "direct" else None
         memory = campaign.run / f"throttle-{options.partition}.json"
-        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers)
+        warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
+        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
         self._ledger = self._pacing.ledger
         self._suppressing = Suppressing(campaign, settings, plan, clock)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
@@ -128,12 +138,19 @@ class Supervisor:
     async def run(self) -> Exit:
         """Until each row has its outcome, or something ends the run; returns the exit code."""
         self._take_stock()
+        if self._shared is not None:
+            self._shared.deliver = self._deliver
+            self._shared.counters = self._count
+            self._shared.start()
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))
         while self._crew.hands or self._starting:
             await asyncio.sleep(TICK_S)
             self._tick()
         await self._crew.gone()
+        if self._shared is not None and not await self._shared.finish(REPORT_PATIENCE_S):
+            self._narrator.event("not_reported", problem=self._shared.away or "the store does not answer")
+            self._codes.add(Exit.TRY_AGAIN)
         self._pacing.save()
         self._suppressing.flush(self._pacing.breaker.is_tripped)
         return self._exit()
@@ -145,12 +162,16 @@ class Supervisor:
             self._crew.kill()
             return
         self._draining = reason
+        if self._shared is not None:
+            self._shared.retire()
         self._narrator.event("draining", reason=reason)
         for hand in self._crew.hands.values():
             hand.channel.send(Drain())
 
     def reload(self, settings: Settings) -> None:
-        """Live settings were read again: tell what changed, and the workers."""
+        """Live settings were read again: tell what changed, and the workers. Raises BudgetError."""
+        direct = settings.delivery.mode == "direct"
+        budgets = load_budgets(self._campaign.folder / BUDGETS_FILE) if direct else None
         for table in sorted(Settings.LIVE):
             old, new = getattr(self._settings, table), getattr(settings, table)
             for field in old.__struct_fields__:
@@ -159,10 +180,7 @@ class Supervisor:
                     self._narrator.event("setting_changed", key=f"{table}.{field}", old=str(before), new=str(after))
         live = {table: getattr(settings, table) for table in Settings.LIVE}
         self._settings = msgspec.structs.replace(self._settings, **live)
-        direct = settings.delivery.mode == "direct"
-        self._pacing.budgets_changed(
-            self._settings, load_budgets(self._campaign.folder / "budgets.toml") if direct else None
-        )
+        self._pacing.budgets_changed(self._settings, budgets)
         for hand in self._crew.hands.values():
             hand.channel.send(self._live())
 
@@ -191,6 +209,8 @@ class Supervisor:
         for tally in self._store.batches():
             if tally.partition == self._options.partition and tally.state == "done":
                 self.progress.before += tally.rows
+        if self._shared is not None:
+            return
         begun = self._store.begun(self._options.partition)
         if begun:
             self._narrator.event("reading_logs", batches=len(begun), logs=len(self._campaign.log_files()))
@@ -220,7 +240,13 @@ class Supervisor:
         return hand.unread < READ_AHEAD_ROWS
 
     def _give_one(self, hand: Hand) -> bool:
-        if self._orphaned:
+        if self._shared is not None:
+            taken = self._shared.take()
+            self._exhausted = self._shared.exhausted
+            if taken is None:
+                return False
+            batch, self._states[taken[0].number] = taken
+        elif self._orphaned:
             batch = self._orphaned.pop(0)
         else:
             claimed = self._store.claim(self._incarnation.id, self._options.partition, 1)
@@ -271,7 +297,14 @@ class Supervisor:
                 self._pulse(hand, message, now)
             case BatchDone():
                 self._batch_done(hand, message)
-                self._store.done(self._incarnation.id, message.batch)
+                if self._shared is not None:
+                    self._shared.batch_done(message.batch)
+                else:
+                    self._store.done(self._incarnation.id, message.batch)
+            case Admit() if self._shared is not None:
+                self._shared.admit(hand.log_id, message)
+            case Report() if self._shared is not None:
+                self._shared.report(hand.log_id, message)
             case Released():
                 self._ledger.closed(hand.worker, message.key, message.connections, now)
             case Unused():
@@ -284,6 +317,11 @@ class Supervisor:
                 self.drain(message.problem) if self._draining is None else None
             case _:
                 pass
+
+    def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
+        for hand in self._crew.hands.values():
+            if hand.log_id == log_id:
+                hand.channel.send(message)
 
     def _pulse(self, hand: Hand, pulse: Pulse, now: float) -> None:
         self.progress.add(pulse)
@@ -298,7 +336,7 @@ class Supervisor:
             self._connected_at = now
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
-            self._ledger.spent(hand.worker, key, messages, at, now)
+            self._pacing.spent(hand.worker, key, messages, at, now)
         self._pacing.hear(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
@@ -306,6 +344,9 @@ class Supervisor:
         now = self._clock.monotonic()
         self._pacing.gone(hand.worker, now)
         self._ready_hands.discard(hand.log_id)
+        if self._shared is not None:
+            goes_on = not hand.said_goodbye and self._draining is None
+            self._shared.worker_gone(hand.log_id, list(hand.batches) if goes_on else [])
         if hand.said_goodbye or self._draining is not None:
             return
         self._replaced += 1
@@ -315,8 +356,9 @@ class Supervisor:
         orphans = [ClaimedBatch(number, first, rows, 1) for number, (first, rows) in hand.batches.items()]
         if orphans:
             self._uncount(hand)
+        if orphans and self._shared is None:
             self._states.update(self._read_states(orphans))
-        self._orphaned.extend(orphans)
+            self._orphaned.extend(orphans)
         if self._replaced > MOST_REPLACEMENTS:
             self._codes.add(Exit.BUG)
             self.drain(f"{self._replaced} workers died, the last one of exit code {hand.process.exitcode}")
@@ -368,10 +410,16 @@ class Supervisor:
         for hand in self._crew.kill_silent(SILENCE_S):
             self._narrator.event("worker_silent", worker=hand.worker, seconds=round(now - hand.heard_at))
 
+    def _count(self) -> dict[str, object]:
+        self.told = self.progress.counters(self._clock.monotonic())
+        return self.told
+
     def _renew(self, now: float) -> None:
+        if self._shared is not None:
+            self._heed(self._shared, now)
+            return
         try:
-            self.told = self.progress.counters(now)
-            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.told)
+            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self._count())
             campaign = self._store.campaign()
             self._pacing.obey(words_of(self._store.overrides()))
         except StoreAway as problem:
@@ -383,9 +431,25 @@ class Supervisor:
         if not alive and self._draining is None:
             self._codes.add(Exit.TRY_AGAIN)
             self.drain("another sender has taken over this partition")
-        if campaign is not None and campaign.state == "cancelled" and self._draining is None:
+        self._obey(campaign.state if campaign is not None else "ready")
+
+    def _heed(self, shared: Shared, now: float) -> None:
+        """What the shared store told."""
+        if shared.away is not None:
+            self._connected_at = now  # nothing is attempted, so no connection is missed
+        if shared.lost_lease and self._draining is None:
+            self._codes.add(Exit.TRY_AGAIN)
+            self.drain("the lease was lost: another sender has taken over, or the operator released it")
+        if shared.changed is not None and self._draining is None:
+            self._codes.add(Exit.TRY_AGAIN)
+            self.drain(f"{shared.changed} {shared.changed.next_step}")
+        self._obey(shared.campaign_state)
+
+    def _obey(self, state: str) -> None:
+        """The operator's word on the campaign."""
+        if state == "cancelled" and self._draining is None:
             self.drain("the campaign was cancelled")
-        paused = campaign is not None and campaign.state == "paused"
+        paused = state == "paused"
         if paused != self._paused:
             self._paused = paused
             self._narrator.event("paused" if paused else "resumed")
@@ -395,14 +459,21 @@ class Supervisor:
     def _sum_up(self) -> None:
         hands = self._crew.hands.values()
         progress = self.progress
-        progress.waiting = sum(hand.waiting for hand in hands)
+        if not hands:
+            return  # what waits is what the last of them told
+        waiting = sum(hand.waiting for hand in hands)
+        # Workers leave one by one; what those that are gone had waiting waits on.
+        progress.waiting = waiting if self._draining is None else max(waiting, progress.waiting)
         progress.in_flight = sum(hand.in_flight for hand in hands)
         progress.ready = sum(hand.ready for hand in hands)
         progress.parked = sum(hand.parked for hand in hands)
         progress.processes = len(hands)
         dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
-        progress.next_due_us = min(dues, default=None)
+        if self._draining is None:
+            progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
+        if self._shared is not None and self._shared.away is not None:
+            progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
@@ -431,8 +502,15 @@ class Supervisor:
         if self._starting or not hands or any(hand.log_id not in self._ready_hands for hand in hands):
             return None
         out_of_batches = (self._exhausted or self._limit_left == 0) and not self._orphaned
+        if self._shared is not None and self._shared.is_busy:
+            return None
         if out_of_batches and not any(hand.batches for hand in hands):
             return "each row has its outcome"
+        if not any(hand.unread or hand.in_flight for hand in hands) and (used_up := self._pacing.used_up()):
+            self._codes.add(Exit.TRY_AGAIN)
+            return used_up
+        if self._pacing.waits_for_warmup():
+            self._connected_at = now  # a cap of ten a day lets one go in an hour: that is no dead network
         patience_s = self._settings.delivery.give_up_after.seconds
         if now - self._connected_at > patience_s:
             self._codes.add(Exit.TRY_AGAIN)

@@ -15,13 +15,14 @@ import os
 import random
 import signal
 import socket
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from engine.campaign import Campaign
 from engine.clock import SystemClock
-from engine.compose.render import build_composer
 from engine.config import DeliveryTable, RetryTable, Settings, decode_custom
 from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
@@ -32,7 +33,7 @@ from engine.pace.scheduler import Scheduler
 from engine.route.dns_client import DnsClient, NameServer, system_servers
 from engine.route.provider import load_providers
 from engine.route.resolver import Resolver
-from engine.rows import RowReader, open_parquet
+from engine.rows import RowReader
 from engine.smtp.destination import Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
 from engine.smtp.handshake import Ended
@@ -40,10 +41,12 @@ from engine.smtp.session import Session
 from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
+from engine.work.frozen import planned_composer
 from engine.work.intake import Intake
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
 from engine.work.messages import (
+    Admitted,
     Allow,
     Assign,
     BatchDone,
@@ -53,6 +56,7 @@ from engine.work.messages import (
     Grant,
     Key,
     Live,
+    NotAdmitted,
     Pace,
     Pause,
     ProviderCount,
@@ -68,11 +72,13 @@ from engine.work.messages import (
 from engine.work.observing import Observer
 from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file
 from engine.work.settlement import Settlement
+from engine.work.windows import Gate, ReportingLog
 from formats.reply import Reply
 from formats.sendlog import Header
 
 TICK_S = 0.05  # results reach the file within this; the pulse goes out every fourth tick
 PULSE_TICKS = 4
+READY_ROWS = 4096  # rows whose values are in memory; a lane's share is an eighth where there are several
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +93,7 @@ class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
     worker: int
     number: int  # how many workers this supervisor started before: names the log
     seed: int
+    outbox: str | None = None  # serve the outbox of this folder, by the delivery settings of `folder`
     relay: str | None = None  # in place of the settings' relay: where the embedded sink listens
 
 
@@ -103,7 +110,7 @@ async def _live(end: socket.socket, start: WorkerStart) -> None:
     channel: Channel[Down] = Channel(end, Down)
     await channel.open()
     try:
-        worker = Worker(start, channel)
+        worker = _worker(start, channel)
     except EngineError as problem:
         channel.send(Stopped(exit_code=problem.exit_code, problem=str(problem), hint=problem.next_step))
         channel.send(Goodbye(open_rows=0))
@@ -113,6 +120,31 @@ async def _live(end: socket.socket, start: WorkerStart) -> None:
     await worker.run()
 
 
+def _worker(start: WorkerStart, channel: Channel[Down]) -> Worker:
+    if start.outbox is None:
+        return Worker(start, channel)
+    from engine.work.outbox import OutboxWorker  # it is a Worker itself
+
+    return OutboxWorker(start, channel)
+
+
+class Reading(Protocol):
+    """Whoever brings rows."""
+
+    @property
+    def unread(self) -> int:
+        """Rows assigned and not looked at yet."""
+
+    def assign(self, assigned: Assign) -> None:
+        """Take a batch on."""
+
+    def step(self) -> bool:
+        """Bring some; True when something was done."""
+
+    def routed(self, lane: int, rows: Sequence[int]) -> None:
+        """The lane of rows that were held is known."""
+
+
 class Worker:
     """Wires the parts and keeps time."""
 
@@ -120,12 +152,13 @@ class Worker:
         clock = SystemClock()
         self._clock, self._channel = clock, channel
         campaign = Campaign(Path(start.folder))
+        self._folder = campaign.folder
         settings = campaign.settings()
         if start.relay is not None:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
             settings = msgspec.structs.replace(settings, delivery=delivery)
         plan = campaign.plan()
-        composer = build_composer(settings, campaign.folder, open_parquet(plan.files[0].path).schema_arrow)
+        composer = planned_composer(campaign, settings, plan)
         header = Header(
             log_id=f"{start.incarnation}-{start.number:03d}",
             campaign_id=plan.campaign_id,
@@ -138,9 +171,15 @@ class Worker:
             started_at_us=clock.wall_us(),
         )
         path = campaign.logs / f"{header.log_id}.arrows"
-        self._log = Logbook(path, header, clock, durability=settings.log.durability)
+        self._gate = Gate(channel.send) if plan.store != "sqlite" else None
+        kind = Logbook if self._gate is None else ReportingLog
+        self._log = kind(path, header, clock, durability=settings.log.durability)
         rng = random.Random(start.seed)
-        scheduler = Scheduler(rng=rng, tick_s=_wheel_grain_s(settings))
+        # Through a relay there is one lane, and nothing to run ahead of.
+        share = READY_ROWS if settings.delivery.mode == "relay" else READY_ROWS // 8
+        scheduler = Scheduler(
+            ready_rows=READY_ROWS, ready_rows_per_lane=share, rng=rng, tick_s=_wheel_grain_s(settings)
+        )
         bench = self._bench = Workbench(settings, self._log, scheduler, clock, rng)
         bench.batch_done = self._batch_done
         self._table = LaneTable()
@@ -149,11 +188,15 @@ class Worker:
         self._routing = self._make_routing(campaign, settings, retry, rng)
         self._suppressions = Suppressions(campaign.suppression, list_id=settings.campaign.list_id)
         reader = RowReader(plan, [plan.address_column, *composer.columns])
-        self._intake = Intake(bench, reader, self._routing, self._suppressions)
+        self._intake: Reading = Intake(bench, scheduler, reader, self._routing, self._suppressions)
         if isinstance(self._routing, DirectRouting):
             self._routing.routed = self._intake.routed
+            self._routing.come_back = self._intake.come_back
         self._dispatch = Dispatch(bench, composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
+        if self._gate is not None and isinstance(self._log, ReportingLog):
+            self._dispatch.admission = self._gate
+            self._gate.attach(self._log, bench)
         self._settlement = Settlement(bench, load_rules(), retry, self._observer)
         self._ticks = 0
         self._told_full = False
@@ -216,6 +259,10 @@ class Worker:
                 self._dispatch.wake()
             case Live():
                 self._apply(message)
+            case Admitted():
+                self._dispatch.admitted(message.serials)
+            case NotAdmitted():
+                self._dispatch.refused(message.serials)
             case Drain():
                 self._drain()
 
@@ -253,11 +300,13 @@ class Worker:
         retry = msgspec.json.decode(live.retry, type=RetryTable, dec_hook=decode_custom)
         self._bench.settings = msgspec.structs.replace(self._bench.settings, delivery=delivery, retry=retry)
         self._settlement.retry = RetryPlan.from_settings(retry)
-        self._routing.apply(delivery)
+        budgets = load_budgets(budgets_file(self._folder)) if isinstance(self._routing, DirectRouting) else None
+        self._routing.apply(delivery, budgets)
 
     def _drain(self) -> None:
         self._is_draining = True
         self._dispatch.is_stopped = True
+        self._dispatch.give_up_asking()
         self._bench.scheduler.stop()
 
     async def _end(self) -> None:
@@ -265,6 +314,8 @@ class Worker:
         await asyncio.gather(*(pool.close() for pool in pools))
         with contextlib.suppress(LogUnwritable):
             self._log.close()
+        if self._gate is not None:
+            self._gate.flush()
         self._pulse()
         self._channel.send(Goodbye(open_rows=self._bench.open_rows))
         await self._channel.flush()
@@ -331,15 +382,18 @@ class Worker:
     def _rest_lane(self, lane: Lane, said: str, now: float) -> None:
         """No host of a destination can be had: its rows wait together, by the retry plan, and burn no attempt."""
         pool = lane.pool
-        if pool is None or pool.retry_at is None:
+        dead_until = pool.dead_until(now) if pool is not None else None
+        if dead_until is None or self._bench.scheduler.suspension(lane.index) is not None:
             return  # another host is tried next
         lane.failures += 1
         lane.unreachable_since = lane.unreachable_since or now
         plan = self._settlement.retry
         wait_s = plan.next_wait(lane.failures, lane.unreachable_since, now, self._bench.rng)
         until = now + wait_s if wait_s is not None else plan.expires_at(lane.unreachable_since)
+        until = min(max(until, dead_until), plan.expires_at(lane.unreachable_since))
         for row in self._bench.scheduler.suspend_lane(lane.index, until, f"unreachable: {said}"):
             self._bench.open.pop(row, None)
+        lane.unreachable_why = said
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -365,7 +419,7 @@ class Worker:
             self._table.busy[index] = self._table.lanes[index]
         for index, lane in list(self._table.busy.items()):
             if lane.unreachable_since is not None and self._settlement.retry.expires_at(lane.unreachable_since) <= now:
-                self._give_up(lane, now)
+                self._give_up(lane)
             lane.want(rows.get(index, 0))
             if not rows.get(index, 0) and lane.rest():
                 del self._table.busy[index]
@@ -373,18 +427,13 @@ class Worker:
             if account.granted > account.used and not any(rows.get(lane.index) for lane in account.lanes):
                 account.give_back_unused()
 
-    def _give_up(self, lane: Lane, now: float) -> None:
-        """A destination that could not be reached for the maximum age: its rows are given up."""
+    def _give_up(self, lane: Lane) -> None:
+        """A destination could not be reached for the maximum age: its rows are given up, one that comes tries anew."""
         bench = self._bench
-        bench.scheduler.resume_lane(lane.index)
-        while rows := bench.scheduler.wanted(1000):
-            for row in rows:
-                bench.scheduler.returned(row)
-        for row in bench.scheduler.take(lane.index, 1 << 20, now):
-            attempts = bench.scheduler.history(row)[0]
-            bench.scheduler.settle(row, lane.index)
+        for row, attempts in bench.scheduler.abandon(lane.index):
             bench.open.pop(row, None)
-            bench.is_expired(row, attempts)
+            bench.is_expired(row, attempts, f"4.4.1 {lane.unreachable_why}")
+        lane.failures, lane.unreachable_since = 0, None
 
     def _flush(self) -> None:
         try:
@@ -394,6 +443,8 @@ class Worker:
         if self._log.is_full and not self._told_full:
             self._told_full = True
             self._log_failed(LogUnwritable(file=self._log.path, problem="no space left on the device"))
+        if self._gate is not None:
+            self._gate.flush()
 
     def _log_failed(self, problem: LogUnwritable) -> None:
         self._stop(problem)
@@ -405,7 +456,7 @@ class Worker:
 
     def _pulse(self) -> None:
         bench, scheduler = self._bench, self._bench.scheduler
-        due = scheduler.next_due()
+        due = min((at for at in (scheduler.next_due(), self._routing.next_due()) if at is not None), default=None)
         demand: dict[Key, int] = {account.key: 0 for account in self._table.accounts.values() if account.was_told}
         for index, rows in scheduler.demand().items():
             key = self._table.lanes[index].key
@@ -423,11 +474,11 @@ class Worker:
                 expired=bench.expired,
                 rejected_unsent=bench.refused_unsent,
                 providers=self._provider_counts(),
-                unread=self._intake.unread + self._routing.held,
+                unread=self._intake.unread + self._routing.asking,
                 open_rows=bench.open_rows,
                 ready=scheduler.ready,
                 parked=scheduler.parked,
-                waiting=scheduler.waiting,
+                waiting=scheduler.waiting + scheduler.suspended_rows() + self._routing.waiting,
                 in_flight=len(bench.flights),
                 next_due_us=bench.wall_of(due) if due is not None else None,
                 demand=list(demand.items()),

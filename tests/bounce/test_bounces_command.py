@@ -58,10 +58,8 @@ def test_pipe_is_safe_at_once_and_read_by_the_next_run(sent: Sent) -> None:
 def test_errors_name_the_next_step(sent: Sent, tmp_path: Path) -> None:
     with pytest.raises(NoSources):
         run("--campaign", str(sent.folder))
-    (tmp_path / "M" / "new").mkdir(parents=True)
-    (tmp_path / "M" / "cur").write_text("a file")
+    (tmp_path / "x.eml").write_bytes(sent.bounce(1))
     with pytest.raises(AnotherIntake), intake_lock([sent.folder / "feedback"]):
-        (tmp_path / "x.eml").write_bytes(sent.bounce(1))
         run(str(tmp_path / "x.eml"), "--campaign", str(sent.folder))
 
 

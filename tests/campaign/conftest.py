@@ -28,11 +28,17 @@ ROOT = Path(__file__).parents[2]
 class Operator:
     """Types commands in a folder."""
 
-    def __init__(self, folder: Path, sink: RunningSink) -> None:
+    def __init__(self, folder: Path, sink: RunningSink | None) -> None:
+        """`sink` None: the campaign goes elsewhere."""
         self.folder = folder
         self.campaign = folder / "campaign"
-        self.sink = sink
+        self._sink = sink
         self.environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    @property
+    def sink(self) -> RunningSink:
+        assert self._sink is not None
+        return self._sink
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Begin `engine WORDS` in a process group of its own."""
@@ -57,7 +63,9 @@ class Operator:
             process.kill()
             out, err = process.communicate()
             pytest.fail(f"engine {' '.join(words)} hangs:\n{out}\n{err}")
-        assert code is None or process.returncode == code, f"engine {' '.join(words)}: {process.returncode}\n{out}\n{err}"
+        assert code is None or process.returncode == code, (
+            f"engine {' '.join(words)}: {process.returncode}\n{out}\n{err}"
+        )
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def _run_here(self, *words: str, code: int | None) -> subprocess.CompletedProcess[str]:
@@ -90,7 +98,8 @@ class Operator:
             }
         )
         pq.write_table(table, self.campaign / "list.parquet", row_group_size=100)
-        self.set("relay", f"smtp://{self.sink.host}:{self.sink.port}")
+        if self._sink is not None:
+            self.set("relay", f"smtp://{self._sink.host}:{self._sink.port}")
         self.set("plan", ["0.5s", "1s"])
         for key, value in delivery.items():
             self.set(key, value)

@@ -84,7 +84,7 @@ def check_wire_rules(content: bytes) -> None:
         assert all(32 <= octet < 127 or octet == 9 for octet in line)
     for line in head.split(b"\r\n"):
         assert line.strip()
-        assert len(line) <= 78 or b" " not in line.strip() or b"@" in line or b"http" in line
+        assert len(line) <= 76 or b" " not in line.strip() or b"@" in line or b"http" in line
 
 
 def text_of(part: EmailMessage) -> str:

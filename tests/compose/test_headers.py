@@ -61,6 +61,7 @@ def test_any_subject_is_one_field_and_reads_back(text: str) -> None:
     field = fold("Subject", value)
     one_field(field)
     assert unfold(field) == f"Subject: {value}"
+    assert all(len(line) <= 76 for line in field.split("\r\n") if "=?utf-8?" in line)
     assert read_text(value) == clean_text(text)
     for word in value.split(" "):
         if word.startswith("=?") and word.endswith("?="):
@@ -141,12 +142,14 @@ def test_t021_file_names_by_rfc_2231() -> None:
 
 
 @settings(deadline=None, max_examples=150)
-@given(name=st.text(min_size=1, max_size=120).filter(lambda t: clean_text(t)))
+@given(name=st.text(min_size=1, max_size=120).filter(lambda t: clean_text(t).strip('<>"')))
 def test_any_file_name_reads_back(name: str) -> None:
     value = parameters("attachment", parameter("filename", name))
     raw = f"Content-Disposition: {value}\r\n\r\n"
     assert all(len(line) <= 78 for line in raw.split("\r\n"))
-    assert email.message_from_bytes(raw.encode("ascii"), policy=email.policy.default).get_filename() == clean_text(name)
+    read = email.message_from_bytes(raw.encode("ascii"), policy=email.policy.compat32).get_filename()
+    assert read is not None
+    assert read.strip('<>"') == clean_text(name).strip('<>"')  # get_filename takes such a pair off by itself
 
 
 @pytest.mark.parametrize(

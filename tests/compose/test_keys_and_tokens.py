@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import stat
 from pathlib import Path
 
@@ -79,6 +80,15 @@ def test_the_names_of_a_row_stay_and_differ_between_rows_generations_and_keys() 
     ]
     assert len({live.marks(5).message_id, *(other.message_id for other in others)}) == 5
     assert len({live.marks(5).return_path, *(other.return_path for other in others)}) == 5
+
+
+@pytest.mark.parametrize("length", [1, 32, 64, 128, 129, 300])
+def test_the_marks_are_hmac_whatever_the_keys_length(length: int) -> None:
+    key = bytes(range(256))[:length] * 2 if length > 200 else bytes(range(length))
+    marks = TokenMaker("spring", "k1", key).marks(77)
+    text = b"rowpost mark 1L" + bytes.fromhex(short_campaign("spring")) + (77).to_bytes(8, "big")
+    assert marks.message_id == hmac.digest(key, text, "sha512").hex()[:32]
+    assert read_token(marks.unsubscribe, {"k1": key}).row == 77
 
 
 def test_new_keys_are_private_and_never_overwritten(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - template sources and tables read better in one line
 """Templates: the same text as plain Jinja2, nulls, types, errors with file and line, and an end to every loop."""
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from conftest import MakeCampaign, check_wire_rules, text_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2 import DictLoader, StrictUndefined
@@ -24,8 +24,9 @@ from engine.compose.values import NULL, Null, intake_for
 from engine.compose.values import text_of as form_of
 from engine.errors import EngineError, Exit
 from formats.message import decode_qp, normalise_line_ends
+from tests.compose.conftest import MakeCampaign, check_wire_rules, text_of
 
-# --- a grammar of templates ---------------------------------------------------------------------------------------
+# --- a grammar of templates -----------------------------------------------------------------------
 
 NAMES = ("first", "last", "n", "items", "person")
 TEXT = st.lists(
@@ -34,9 +35,9 @@ TEXT = st.lists(
 VALUE = st.one_of(TEXT, st.text(max_size=30), st.just("y" * 90))
 EXPRESSION = st.sampled_from(
     [
-        "first", "last", "n", "person.name", "person['city']", "first|upper", "last|default('you')", "first|length", "n + 1",  # noqa: E501
-        "first ~ '=' ~ last", "items|length", "first|e", "'<b>'|safe", "m(first)", "(first|safe)", "items|map(attribute='k')|join(', ')",  # noqa: E501
-        "first if n > 1 else last", "first|replace('a', '<a>')", "'lit=eral <'", "3", "first.strip()", "first|trim|title",  # noqa: E501
+        "first", "last", "n", "person.name", "person['city']", "first|upper", "last|default('you')", "first|length", "n + 1",
+        "first ~ '=' ~ last", "items|length", "first|e", "'<b>'|safe", "m(first)", "(first|safe)", "items|map(attribute='k')|join(', ')",
+        "first if n > 1 else last", "first|replace('a', '<a>')", "'lit=eral <'", "3", "first.strip()", "first|trim|title",
     ]
 ).map(lambda e: "{{ " + e + " }}")  # fmt: skip
 
@@ -156,7 +157,7 @@ def test_segments_give_the_text_of_plain_jinja2(
     check_wire_rules(b"X: y\r\n\r\n" + (together or "\r\n").encode())
 
 
-# --- values ---------------------------------------------------------------------------------------------------------
+# --- values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -214,8 +215,8 @@ def test_every_type_has_its_text_form(campaign: MakeCampaign, value: Any, kind: 
 
 def test_t051_t115_null_is_empty_or_the_default_and_zero_is_zero(campaign: MakeCampaign) -> None:
     source = (
-        "{{ name }}|{{ name|default('friend') }}|{{ zero|default(5) }}|{{ empty|default('x') }}|{{ empty|default('x', true) }}|"  # noqa: E501
-        "{% if name %}yes{% else %}no{% endif %}|{{ name is none }}|{{ 'Hi ' ~ name }}|{{ name|upper }}|{{ p.x }}{{ p.y|d('z') }}|"  # noqa: E501
+        "{{ name }}|{{ name|default('friend') }}|{{ zero|default(5) }}|{{ empty|default('x') }}|{{ empty|default('x', true) }}|"
+        "{% if name %}yes{% else %}no{% endif %}|{{ name is none }}|{{ 'Hi ' ~ name }}|{{ name|upper }}|{{ p.x }}{{ p.y|d('z') }}|"
         "{{ name|int }}|{{ m.missing|default('m') }}|{{ name == none }}|{{ when|date|default('soon') }}"
     )
     schema = pa.schema(
@@ -253,8 +254,8 @@ def test_calculating_with_a_null_names_it(campaign: MakeCampaign) -> None:
 
 def test_filters_know_locale_and_zone(campaign: MakeCampaign) -> None:
     source = (
-        "{{ d|date }} {{ d|date('d. MMMM yyyy') }} {{ t|time('short') }} {{ t|datetime('short', tz='America/New_York') }} "  # noqa: E501
-        "{{ n|number }} {{ n|number(1) }} {{ n|money('EUR') }} {{ n|money('USD', locale='en-US') }} {{ 0.256|percent(1) }}"  # noqa: E501
+        "{{ d|date }} {{ d|date('d. MMMM yyyy') }} {{ t|time('short') }} {{ t|datetime('short', tz='America/New_York') }} "
+        "{{ n|number }} {{ n|number(1) }} {{ n|money('EUR') }} {{ n|money('USD', locale='en-US') }} {{ 0.256|percent(1) }}"
     )
     made = campaign({"text.txt": source}, language="de", timezone="Europe/Berlin").open(
         {"d": dt.date(2026, 3, 1), "t": dt.datetime(2026, 3, 29, 1, 30, tzinfo=dt.UTC), "n": Decimal("1234.50")},
@@ -277,7 +278,7 @@ def test_null_compares_like_none() -> None:
     assert intake_for("x", pa.float64())(float("nan")) == NULL
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -330,8 +331,8 @@ def test_plan_refuses_with_file_and_line(campaign: MakeCampaign, tmp_path: Path,
         ("\n{{ first.ljust(99999999) }}", "ljust"),
         ("\n{{ 10 ** 99999999 }}", "bits"),
         ("{% set ns = namespace(n=7) %}\n{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}", "bits"),
-        ("{% set ns = namespace(s='aaaaaaaaaa') %}\n{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "characters"),  # noqa: E501
-        ("{% set ns = namespace(s='aaaaaaaaaa') %}\n{% for i in range(40) %}{% set ns.s = ns.s|replace('a', 'aaaaaaaaaa') %}{% endfor %}", "replace"),  # noqa: E501
+        ("{% set ns = namespace(s='aaaaaaaaaa') %}\n{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}", "characters"),
+        ("{% set ns = namespace(s='aaaaaaaaaa') %}\n{% for i in range(40) %}{% set ns.s = ns.s|replace('a', 'aaaaaaaaaa') %}{% endfor %}", "replace"),
         ("\n{{ range(999999999) }}", "[Rr]ange"),
         ("\n{{ first.__class__ }}", "unsafe|class"),
         ("\n{{ first.__class__.__mro__ }}", "unsafe|class"),

@@ -28,9 +28,15 @@ PLAN = Plan(
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    made = SqliteStore(tmp_path / "control.sqlite")
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    made: Store
+    if request.param == "sqlite":
+        made = SqliteStore(tmp_path / "control.sqlite")
+    else:
+        from engine.control.postgres import PostgresStore
+
+        made = PostgresStore(request.getfixturevalue("control_url"), create=True)
     made.load_plan(PLAN, "print", 1)
     yield made
     made.close()

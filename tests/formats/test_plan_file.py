@@ -32,7 +32,9 @@ def test_another_format_is_refused_by_number() -> None:
         decode(raw)
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b"[1]", encode(PLAN)[:-20], encode(PLAN).replace(b'"rows": 30', b'"rows": "30"')])
+@pytest.mark.parametrize(
+    "raw", [b"", b"{}", b"[1]", encode(PLAN)[:-20], encode(PLAN).replace(b'"rows": 30', b'"rows": "30"')]
+)
 def test_what_is_no_plan_is_refused(raw: bytes) -> None:
     with pytest.raises(PlanError):
         decode(raw)

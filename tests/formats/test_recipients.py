@@ -16,7 +16,11 @@ from formats.recipients import Numbering, bare_name, values
 def test_rows_are_numbered_through_files_and_row_groups() -> None:
     numbering = Numbering([[3, 2], [], [4]])
     assert numbering.rows == 9
-    assert [(s.file, s.group, s.first_row, s.rows) for s in numbering.spans] == [(0, 0, 0, 3), (0, 1, 3, 2), (2, 0, 5, 4)]
+    assert [(s.file, s.group, s.first_row, s.rows) for s in numbering.spans] == [
+        (0, 0, 0, 3),
+        (0, 1, 3, 2),
+        (2, 0, 5, 4),
+    ]
     assert numbering.span_of(4).group == 1
     with pytest.raises(IndexError):
         numbering.span_of(9)
@@ -26,7 +30,11 @@ def test_rows_are_numbered_through_files_and_row_groups() -> None:
 def test_the_spans_between_hold_exactly_the_rows_asked_for(files: list[list[int]], first: int, rows: int) -> None:
     numbering = Numbering(files)
     rows = min(rows, max(0, numbering.rows - first))
-    found = [row for span in numbering.spans_between(first, rows) for row in range(span.first_row, span.first_row + span.rows)]
+    found = [
+        row
+        for span in numbering.spans_between(first, rows)
+        for row in range(span.first_row, span.first_row + span.rows)
+    ]
     assert set(range(first, first + rows)) <= set(found)
     for row in range(first, first + rows):
         span = numbering.span_of(row)

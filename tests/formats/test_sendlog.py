@@ -54,7 +54,11 @@ def _plain() -> pa.Schema:
     return SCHEMA.set(at, pa.field("at", pa.int64(), nullable=False))
 
 
-GROUPS = [[intent(1, 10), intent(2, 11)], [result(1, 10), intent(3, 12)], [result(2, 11, None), result(3, 12, "é \u2028")]]
+GROUPS = [
+    [intent(1, 10), intent(2, 11)],
+    [result(1, 10), intent(3, 12)],
+    [result(2, 11, None), result(3, 12, "é \u2028")],
+]
 
 
 def test_a_closed_log_gives_back_every_record() -> None:

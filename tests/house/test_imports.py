@@ -16,8 +16,8 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"commands"}),
     frozenset({"web"}),
     frozenset({"work", "results", "bounce", "rehearse"}),
-    frozenset({"lists", "planner", "capacity"}),
-    frozenset({"smtp", "compose", "route", "control", "pace"}),
+    frozenset({"lists", "planner", "capacity", "counts", "issues", "outbox"}),
+    frozenset({"smtp", "compose", "route", "control", "pace", "warmup", "schedule"}),
     frozenset({"config", "clock", "errors", "campaign", "host", "rows", "__init__"}),
     frozenset({"formats"}),
 )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
-from starlette.testclient import TestClient
 
 from engine.campaign import Campaign
 from engine.cli import main
@@ -29,6 +29,11 @@ from engine.web.app import ServeOptions, create_app
 from engine.web.auth import Keyring
 from engine.web.server import Patient
 from engine.web.shelf import Shelf
+
+with warnings.catch_warnings():
+    # Newer starlette asks for a package that older ones do not know; httpx serves both.
+    warnings.simplefilter("ignore")
+    from starlette.testclient import TestClient
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +60,11 @@ def make_campaign(folder: Path, addresses: list[str], **delivery: object) -> Cam
     run(folder.parent, "init", "--campaign", folder.name)
     for kind in ("txt", "html"):
         (folder / "templates" / f"letter.{kind}").write_text("Hello {{ email }}!\n", "utf-8")
-    pq.write_table(pa.table({"email": addresses}), folder / "list.parquet", row_group_size=100)
+    pq.write_table(
+        pa.table({"email": addresses, "first_name": ["Ann"] * len(addresses)}),
+        folder / "list.parquet",
+        row_group_size=100,
+    )
     settings = folder / "campaign.toml"
     text = re.sub(r"^plan = .*$", 'plan = ["1s"]', settings.read_text("utf-8"), flags=re.MULTILINE)
     for key, value in delivery.items():

@@ -24,7 +24,16 @@ def test_numbers_are_what_senders_told(campaign: Campaign, client: Client) -> No
     second = Sender(campaign, "machine-b", started_us=2)
     gmail = provider(accepted=200, deferred=50, connections=3, allowed=5, waiting=90, limit="budget: 5 connections")
     second.tell(
-        counters(1000, before=310, accepted=200, in_doubt=1, waiting=40, left=489, per_second=20.5, providers={"gmail": gmail})
+        counters(
+            1000,
+            before=310,
+            accepted=200,
+            in_doubt=1,
+            waiting=40,
+            left=489,
+            per_second=20.5,
+            providers={"gmail": gmail},
+        )
     )
     told = client.ask("/campaigns/weekly")
     assert (told["accepted"], told["bounced"], told["in_doubt"], told["left"]) == (500, 10, 1, 489)
@@ -113,7 +122,7 @@ def test_a_campaign_is_made_of_a_template_and_a_list(campaign: Campaign, client:
         "from_address": "news@example.com",
         "from_name": 'Quotes " and \\ and ü',
         "subject": "Hello",
-        "text": "Dear {{ email }}",
+        "text": "Dear {{ first_name }}",
     }
     made = client.act("/campaigns", wanted, code=201)
     assert made["rows"] == 1000

@@ -1,0 +1,154 @@
+"""Direct delivery to a loopback internet: own DNS, providers at addresses of their own, two sources."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.rehearse.internet import InternetSettings, RunningInternet, run_internet, willing, zone_of
+from engine.rehearse.models import Model, World
+from engine.rehearse.record import read_record
+from tests.campaign.conftest import Operator
+
+ADDRESSES = {"bigmail": "127.1.0.1", "midmail": "127.1.0.2", "smallmail": "127.1.0.3"}
+NOBODY = "127.1.0.99"  # nothing listens there
+SOURCES = """
+[source.first]
+bind = "127.0.0.2"
+greeting_name = "first.sender.test"
+
+[source.second]
+bind = "127.0.0.3"
+greeting_name = "second.sender.test"
+"""
+
+
+class Direct:
+    """An operator's direct campaign and the internet it goes to."""
+
+    def __init__(self, operator: Operator, net: RunningInternet, records: Path) -> None:
+        self.operator, self.net, self.records = operator, net, records
+
+    def begin(self, addresses: list[str], budgets: str = SOURCES, **delivery: object) -> None:
+        """Planned and ready to send."""
+        self.operator.begin(
+            addresses,
+            mode="direct",
+            nameservers=[self.net.nameserver],
+            smtp_port=self.net.port,
+            allow_private_hosts=True,
+            **delivery,
+        )
+        self.budgets(budgets)
+
+    def budgets(self, text: str) -> None:
+        (self.operator.campaign / "budgets.toml").write_text(text, "utf-8")
+
+    def received(self, provider: str) -> list[str]:
+        """Recipients whose message a provider took."""
+        found: list[str] = read_record(self.records / f"{provider}.tsv")["recipient"].to_pylist()
+        return sorted(found)
+
+
+@pytest.fixture
+def direct(tmp_path: Path) -> Iterator[Callable[..., Direct]]:
+    """Makes a `Direct` of models; the domain of each is NAME.test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(*models: Model, broken: dict[str, str] | None = None, speed: float = 1.0) -> Direct:
+            hosts = {f"mx.{name}.test": address for name, address in ADDRESSES.items()}
+            zone = zone_of(hosts, {f"{name}.test": f"mx.{name}.test" for name in ADDRESSES})
+            zone.records["nullmx.test"] = {"MX": ["0 ."]}
+            zone.records["gone.test"] = {"MX": ["10 mx.gone.test."]}
+            zone.records["mx.gone.test"] = {"A": [NOBODY]}
+            zone.broken = broken or {}
+            records = tmp_path / "records"
+            played = {model.name: model for model in models}
+            world = World("three providers", tuple(played.get(name, willing(name)) for name in ADDRESSES))
+            settings = InternetSettings(world=world, zone=zone, addresses=ADDRESSES, records=records, speed=speed)
+            return Direct(Operator(tmp_path, None), stack.enter_context(run_internet(settings)), records)
+
+        yield make
+
+
+def mixed(each: int) -> list[str]:
+    """So many addresses at each provider, in turn."""
+    return [f"r{n}@{name}.test" for n in range(each) for name in ADDRESSES]
+
+
+def greylisting(name: str, seconds: float) -> Model:
+    """A provider that wants to see each recipient twice."""
+    return msgspec.structs.replace(
+        willing(name), greylist_share=1.0, greylist_s=seconds, greylist_reply="450 4.2.0 Greylisted"
+    )
+
+
+def test_a_campaign_straight_to_its_providers_from_two_sources(direct: Callable[..., Direct]) -> None:
+    d = direct()
+    d.begin([*mixed(40), "a@nosuchdomain.test", "b@nullmx.test"])
+    d.operator.run("send", "--processes", "2", "--yes")
+    assert d.operator.outcomes() == {"accepted": 120, "bounced": 2}
+    for name in ADDRESSES:
+        assert d.received(name) == sorted(f"r{n}@{name}.test" for n in range(40))
+        sources = d.net.reports()[name].sources
+        assert {source: told.accepted > 5 for source, told in sources.items()} == {"127.0.0.2": True, "127.0.0.3": True}
+    refused = {str(row["last_reply"]) for row in d.operator.rows() if row["outcome"] == "bounced"}
+    assert refused == {
+        "5.1.2 no such domain: there is no such domain",
+        "5.1.10 the domain takes no mail (null MX, RFC 7505)",
+    }
+
+
+def test_domains_whose_dns_fails_wait_together_and_expire(direct: Callable[..., Direct]) -> None:
+    d = direct(broken={"broken.test": "servfail"})
+    d.begin([*mixed(5), *(f"x{n}@broken.test" for n in range(30))], max_age="2s")
+    d.operator.run("send", "--processes", "2", "--yes", code=None)
+    assert d.operator.outcomes(code=None) == {"accepted": 15, "deferred": 30}
+
+
+def test_a_host_that_cannot_be_reached_holds_up_nobody_and_expires(direct: Callable[..., Direct]) -> None:
+    d = direct()
+    d.begin([*(f"x{n}@gone.test" for n in range(300)), *mixed(50)], max_age="3s")
+    began = time.monotonic()
+    d.operator.run("send", "--processes", "2", "--yes", code=None)
+    assert time.monotonic() - began < 20
+    assert d.operator.outcomes(code=None) == {"accepted": 150, "deferred": 300}
+
+
+def test_max_wait_leaves_what_waits_for_dns_or_a_dead_host(direct: Callable[..., Direct]) -> None:
+    d = direct(broken={"broken.test": "servfail"})
+    d.begin([*(f"x{n}@gone.test" for n in range(20)), *(f"y{n}@broken.test" for n in range(20)), *mixed(50)])
+    d.operator.set("plan", ["60s"])
+    began = time.monotonic()
+    said = d.operator.run("send", "--processes", "2", "--yes", "--max-wait", "0", code=3)
+    assert time.monotonic() - began < 20
+    assert "40 rows wait for their next attempt" in said.stderr
+    assert d.operator.outcomes(code=None) == {"accepted": 150, "unsent": 40}
+
+
+def test_a_killed_sender_goes_on_with_what_waited(direct: Callable[..., Direct]) -> None:
+    d = direct(
+        greylisting("midmail", 2.5),
+        broken={"broken.test": "servfail"},
+    )
+    d.begin([*(f"y{n}@broken.test" for n in range(10)), *mixed(50)], max_age="8s")
+    d.operator.set("plan", ["2s"])
+    process = d.operator.start("send", "--processes", "2", "--yes")
+    deadline = time.monotonic() + 20
+    while d.net.reports()["midmail"].answers.get("greylisted", 0) < 50:
+        assert time.monotonic() < deadline, d.net.reports()
+        time.sleep(0.02)
+    time.sleep(0.5)  # their results are in the logs
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    d.operator.run("send", "--processes", "2", "--yes", code=None)
+    assert d.operator.outcomes(code=None) == {"accepted": 150, "deferred": 10}
+    for name in ADDRESSES:
+        assert len(d.received(name)) == len(set(d.received(name))) == 50

@@ -1,0 +1,110 @@
+"""kill -9 at random moments: nobody gets a mail twice, nobody is lost, and what nobody can know is in doubt."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pyarrow.compute as pc
+import pytest
+
+from engine.control.outbox import Mail
+from engine.rehearse.record import read_record
+
+if TYPE_CHECKING:
+    from tests.outbox.conftest import PostOffice
+
+KINDS = ("451-once", "slow-5ms", *["user"] * 14)
+
+
+def outcome(state: str) -> str:
+    """A state without its reason."""
+    return state.partition("/")[0]
+
+
+def kill_and_count(office: PostOffice, rows: int, kills: int, seed: int) -> None:
+    """Write rows while servers are killed; then hold the table against the sink's record."""
+    rng = random.Random(seed)
+    written = 0
+    while kills:
+        server = office.serve_and_join()  # from then on any moment will do
+        until = time.monotonic() + rng.uniform(0.05, 0.6)
+        while time.monotonic() < until:
+            some = min(rng.randint(1, 40), rows - written)
+            office.box.enqueue(
+                [
+                    Mail(
+                        address=f"{KINDS[n % len(KINDS)]}+{n}@example.com",
+                        priority=rng.choice((1, 2, 3)),
+                        template="welcome",
+                        fields={"name": str(n), "confirm_url": ""},
+                    )
+                    for n in range(written, written + some)
+                ]
+            )
+            written += some
+            time.sleep(0.01)
+        office.stop(server, signal.SIGKILL)
+        kills -= 1
+    last = office.serve_and_join()
+    deadline = time.monotonic() + 40
+    while (states := office.states()) and not {"queued", "sending", "waiting"}.isdisjoint(map(outcome, states)):
+        assert time.monotonic() < deadline, states
+        time.sleep(0.05)
+    assert last.poll() is None
+    assert office.stop(last) == 0
+
+    ended = {row.address: row.state for row in office.box.rows(None, 0, rows)}
+    assert office.sink.record is not None
+    taken = read_record(office.sink.record)
+    had = set(pc.unique(taken["recipient"]).to_pylist())
+    assert office.received().twice == ()
+    assert len(ended) == written
+    assert {address for address, state in ended.items() if state == "accepted"} <= had
+    assert had <= {address for address, state in ended.items() if state in ("accepted", "in_doubt")}
+    assert set(ended.values()) <= {"accepted", "in_doubt"}, [
+        row for row in office.box.rows(None, 0, rows) if row.state == "waiting"
+    ]
+    assert list(ended.values()).count("in_doubt") <= written / 2
+
+
+def test_none_twice_none_lost(office: PostOffice) -> None:
+    kill_and_count(office, rows=400, kills=3, seed=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_none_twice_none_lost_many_times(office: PostOffice, seed: int) -> None:
+    kill_and_count(office, rows=3000, kills=8, seed=100 + seed)
+
+
+def test_a_stopped_server_loses_its_claims_and_sends_none_of_them(office: PostOffice) -> None:
+    """SIGSTOP outlives the lease: rows without an intent go to the next server, and the sleeper gets none back."""
+    office.set("store", '"sqlite:outbox.sqlite"\nlease = "1s"')
+    office.set("connections", "1")
+    sleeper = office.serve()
+    office.box.enqueue(
+        [
+            Mail(address=f"slow-300ms+{n}@example.com", template="welcome", fields={"name": "", "confirm_url": ""})
+            for n in range(12)
+        ]
+    )
+    office.until(sending=11, accepted=1)
+    sleeper.send_signal(signal.SIGSTOP)
+    try:
+        time.sleep(1.2)
+        office.serve()
+        deadline = time.monotonic() + 20
+        while set(states := office.states()) - {"accepted", "in_doubt"}:
+            assert time.monotonic() < deadline, states
+            time.sleep(0.05)
+        doubted = office.states()["in_doubt"]
+        assert 1 <= doubted <= 8
+    finally:
+        sleeper.send_signal(signal.SIGCONT)
+    # The sleeper reads the replies that came meanwhile; its late reports need no lease.
+    office.until(accepted=12)
+    assert office.received().twice == ()
+    assert sleeper.wait(timeout=30) == 75
