@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
+import engine.web.shelf as shelf_module
 from engine.campaign import Campaign
 from engine.cli import main
 from engine.control.sqlite import SqliteStore
@@ -60,11 +61,8 @@ def make_campaign(folder: Path, addresses: list[str], **delivery: object) -> Cam
     run(folder.parent, "init", "--campaign", folder.name)
     for kind in ("txt", "html"):
         (folder / "templates" / f"letter.{kind}").write_text("Hello {{ email }}!\n", "utf-8")
-    pq.write_table(
-        pa.table({"email": addresses, "first_name": ["Ann"] * len(addresses)}),
-        folder / "list.parquet",
-        row_group_size=100,
-    )
+    table = pa.table({"email": addresses, "first_name": ["Ann"] * len(addresses)})
+    pq.write_table(table, folder / "list.parquet", row_group_size=100)
     settings = folder / "campaign.toml"
     text = re.sub(r"^plan = .*$", 'plan = ["1s"]', settings.read_text("utf-8"), flags=re.MULTILINE)
     for key, value in delivery.items():
@@ -145,6 +143,12 @@ def client_of(root: Path, **options: Any) -> Iterator[Client]:
         client.headers["Authorization"] = f"Bearer {keyring.first}"
         client.shelf = shelf
         yield client
+
+
+@pytest.fixture(autouse=True)
+def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that tells something sees it at once; the one about reading seldom sets its own."""
+    monkeypatch.setattr(shelf_module, "FRESH_S", 0.0)
 
 
 @pytest.fixture

@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import msgspec
+import pytest
 from conftest import Client, Sender, client_of, counters, make_campaign, provider
 
+import engine.web.shelf as shelf_module
 from engine.campaign import Campaign
 from engine.control.sqlite import SqliteStore
 from engine.control.store import Life
@@ -23,18 +25,8 @@ def test_numbers_are_what_senders_told(campaign: Campaign, client: Client) -> No
     first.store.leave(first.id, time.time_ns() // 1000, counters(1000, accepted=300, bounced=10, left=690))
     second = Sender(campaign, "machine-b", started_us=2)
     gmail = provider(accepted=200, deferred=50, connections=3, allowed=5, waiting=90, limit="budget: 5 connections")
-    second.tell(
-        counters(
-            1000,
-            before=310,
-            accepted=200,
-            in_doubt=1,
-            waiting=40,
-            left=489,
-            per_second=20.5,
-            providers={"gmail": gmail},
-        )
-    )
+    so_far = counters(1000, before=310, accepted=200, in_doubt=1, waiting=40, left=489, per_second=20.5)
+    second.tell({**so_far, "providers": {"gmail": gmail}})
     told = client.ask("/campaigns/weekly")
     assert (told["accepted"], told["bounced"], told["in_doubt"], told["left"]) == (500, 10, 1, 489)
     assert told["uncounted"] == 0
@@ -181,7 +173,10 @@ def test_a_store_that_cannot_be_read_is_told_and_harms_no_other(campaign: Campai
     assert client.get("/readyz").status_code == 503
 
 
-def test_the_page_asks_the_store_once_a_second_and_waits_for_nobody(campaign: Campaign, client: Client) -> None:
+def test_the_page_asks_the_store_once_a_second_and_waits_for_nobody(
+    campaign: Campaign, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf_module, "FRESH_S", 0.9)
     sender = Sender(campaign)
     sender.tell(counters(1000))
     watched = client.shelf.get("weekly")
