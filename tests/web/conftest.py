@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -110,9 +111,17 @@ class Sender:
         self.store.close()
 
 
+@pytest.fixture(scope="session")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The campaign that every test gets a copy of."""
+    folder = tmp_path_factory.mktemp("planned") / "weekly"
+    return make_campaign(folder, [f"user{i}@example.com" for i in range(1000)]).folder
+
+
 @pytest.fixture
-def campaign(tmp_path: Path) -> Campaign:
-    return make_campaign(tmp_path / "site" / "weekly", [f"user{i}@example.com" for i in range(1000)])
+def campaign(planned: Path, tmp_path: Path) -> Campaign:
+    shutil.copytree(planned, tmp_path / "site" / "weekly")
+    return Campaign(tmp_path / "site" / "weekly")
 
 
 class Client(TestClient):

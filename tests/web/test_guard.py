@@ -22,9 +22,8 @@ def test_without_a_token_nothing_is_told(client: Client) -> None:
     for path in ("/api/v1/campaigns", "/api/v1/openapi.json", "/metrics", "/c/weekly", "/c/weekly/report", "/"):
         assert client.get(path).status_code == 401
     assert client.post("/api/v1/campaigns/weekly/cancel", json={}).status_code == 401
-    assert (
-        client.get("/", headers={"Accept": "text/html"}, follow_redirects=False).headers["location"] == "/login?next=/"
-    )
+    browser = client.get("/", headers={"Accept": "text/html"}, follow_redirects=False)
+    assert browser.headers["location"] == "/login?next=/"
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").text == "ready\n"
 
@@ -82,13 +81,8 @@ def test_posts_from_elsewhere_are_refused_though_the_cookie_comes_along(
 def test_a_cookie_cannot_be_made_or_changed(client: Client) -> None:
     sign_in(client)
     good = client.cookies[COOKIE]
-    for bad in (
-        good[:-1] + ("0" if good[-1] != "0" else "1"),
-        good.replace("operator", "root"),
-        "a~b~c~d~e",
-        "~" * 4,
-        "x" * 5000,
-    ):
+    changed = good[:-1] + ("0" if good[-1] != "0" else "1")
+    for bad in (changed, good.replace("operator", "root"), "a~b~c~d~e", "~" * 4, "x" * 5000):
         client.cookies.clear()
         assert client.get("/api/v1/campaigns", headers={"Cookie": f"{COOKIE}={bad}"}).status_code == 401
 
@@ -159,10 +153,8 @@ def test_every_answer_has_the_security_headers(campaign: Campaign, client: Clien
         assert "unsafe-eval" not in policy
         assert "script-src 'unsafe-inline'" not in policy
         assert client.token not in answer.text
-    nonces = {
-        re.search(r"nonce-([\w-]+)", client.get("/login").headers["content-security-policy"])[1] for _ in range(3)
-    }  # type: ignore[index]
-    assert len(nonces) == 3
+    policies = {client.get("/login").headers["content-security-policy"] for _ in range(3)}
+    assert len(policies) == 3  # a nonce is used once
 
 
 def test_pages_name_nothing_outside(campaign: Campaign, client: Client) -> None:
@@ -212,7 +204,7 @@ def test_public_endpoints_are_rate_limited_by_address() -> None:
 
 def test_secrets_of_the_campaign_are_nowhere(campaign: Campaign, client: Client) -> None:
     keys = (campaign.folder / "keys" / "secret.keys").read_text()
-    secrets = {word for word in re.findall(r"[A-Za-z0-9+/=_-]{20,}", keys)}
+    secrets = set(re.findall(r"[A-Za-z0-9+/=_-]{20,}", keys))
     assert secrets
     for path in ("/c/weekly", "/api/v1/campaigns/weekly", "/metrics", "/api/v1/openapi.json"):
         text = client.get(path).text
