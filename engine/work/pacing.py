@@ -7,6 +7,7 @@ Decides nothing: budgets say what is allowed, the throttle what is wise, the led
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from engine.clock import Clock
 from engine.config import Settings
 from engine.control.store import Override
 from engine.pace import throttle
-from engine.pace.breaker import Breaker
 from engine.pace.allowance import Rate
+from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
 from engine.pace.slots import Decision, Ledger, Limit
 from engine.pace.throttle import Ceiling, Kind, Observation, Signal, Throttle, ThrottleEvent
@@ -261,12 +262,15 @@ class Pacing:
             most = f"{word.connections} connections" if word.connections is not None else ""
             return f"slowed by {word.who}: {(most + rate).removeprefix(', ')}"
         budget = self._budget(key)
-        if ceiling.connections < budget.connections or ceiling.rate_per_s is not None:
-            rate = f", {ceiling.rate_per_s:.2g}/s" if ceiling.rate_per_s is not None else ""
+        most_per_s = min((rate.per_second for rate in budget.rates), default=math.inf)
+        is_slower = ceiling.rate_per_s is not None and ceiling.rate_per_s < most_per_s
+        if ceiling.connections < budget.connections or is_slower:
+            rate = f", {ceiling.rate_per_s:.3g}/s" if ceiling.rate_per_s is not None else ""
             return f"throttle: {ceiling.connections} connections{rate}: {ceiling.reason}"
         if self._warming is not None and (told := self._warming.told(key)):
             return told
-        return f"budget: {budget.connections} connections"
+        rate = f", {most_per_s:.3g}/s" if budget.rates else ""
+        return f"budget: {budget.connections} connections{rate}"
 
     def save(self) -> None:
         """Keep what the throttle learned; a restart goes on from it."""
