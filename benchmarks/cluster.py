@@ -15,6 +15,7 @@ the database. Whoever ends is started anew. It passes with nobody twice at the s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -102,10 +103,8 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 def _close(end: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     end.close()
 
 

@@ -1,6 +1,6 @@
 """The product against played providers whose limits drop and return: its own events become the picture of the guide.
 
-    python benchmarks/course.py [--rows 9500] [--world benchmarks/course.toml] [--lines course.jsonl] [--picture FILE.svg]
+    python benchmarks/course.py [--rows 9500] [--world benchmarks/course.toml] [--lines FILE] [--picture FILE.svg]
 
 A direct campaign in real time (about a quarter of an hour) on loopback. `engine send --log-format json` tells every
 few seconds what each provider took, how many connections stand, and each change of the throttle; `--lines` keeps these

@@ -197,7 +197,7 @@ def release(campaign: Campaign, control: str | None, name: str) -> None:
 @click.command()
 @click.argument("kind", type=click.Choice(PLACEMENTS))
 def placement(kind: str) -> None:
-    """Print the files that place a sender on each machine: systemd, kubernetes, slurm, ssh; or five of them here (local).
+    """Print files that place a sender on each machine: systemd, kubernetes, slurm, ssh; or five of them here (local).
 
     \b
     engine placement systemd > /etc/systemd/system/rowpost@.service

@@ -18,7 +18,7 @@ def fullest_window(times_us: Times, window_s: float) -> int:
 
 
 def share_used(times_us: Times, per_second: float) -> float:
-    """Messages after the first over what the rate allows from the first to the last; 1.0 where there are fewer than two."""
+    """Messages after the first over what the rate allows from first to last; 1.0 where there are fewer than two."""
     if len(times_us) < 2:
         return 1.0
     seconds = float(times_us.max() - times_us.min()) / 1e6
