@@ -279,6 +279,15 @@ class Composer:
 
     # --- many messages
 
+    @property
+    def signs(self) -> bool:
+        """Whether messages are signed: then `draft` and, in a thread, `sign` keep the loop free."""
+        return bool(self._signers)
+
+    def sign(self, drafts: Sequence[Draft]) -> list[Message]:
+        """The signed messages of these drafts. May run in any thread, for the crypto releases the GIL."""
+        return [draft.finish(signatures) for draft, signatures in zip(drafts, self._sign(drafts), strict=True)]
+
     def compose_many(
         self,
         rows: Iterable[Row],
