@@ -88,7 +88,9 @@ def run(name: str, budget: str, rows: int, processes: int, message_s: float, sec
             written = SETTINGS.format(nameserver=net.nameserver, port=net.port)
             (folder / "campaign" / "campaign.toml").write_text(written)
             (folder / "campaign" / "templates" / "short").write_text("Hello {{ first_name }}\n")
-            (folder / "campaign" / "budgets.toml").write_text(f'[default]\n{budget}\n[source.one]\nbind = "127.0.0.2"\n')
+            (folder / "campaign" / "budgets.toml").write_text(
+                f'[default]\n{budget}\n[source.one]\nbind = "127.0.0.2"\n'
+            )
             engine(folder, "plan", "list.parquet")
             engine(folder, "send", "--processes", str(processes), "--yes", timeout_s=seconds)
             most = net.reports()["only"].sources
@@ -126,7 +128,9 @@ def main() -> None:
         key = {60: "minute", 3600: "hour"}[window_s]
         seconds = max(options.seconds, 4 * window_s / count)
         rows = int(count / window_s * seconds * 2) + 10
-        most, found = run("rate", f"messages_per_{key} = {count}\nconnections = 20", rows, options.processes, 0.0, seconds)
+        most, found = run(
+            "rate", f"messages_per_{key} = {count}\nconnections = 20", rows, options.processes, 0.0, seconds
+        )
         times = found["time_us"].to_numpy()
         fullest, used = fullest_window(times, window_s), share_used(times, count / window_s)
         good = fullest <= count and used >= 0.98

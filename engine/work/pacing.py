@@ -16,8 +16,8 @@ from engine.campaign import write_whole
 from engine.clock import Clock
 from engine.config import Settings
 from engine.pace import throttle
-from engine.pace.breaker import Breaker
 from engine.pace.allowance import Rate
+from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
 from engine.pace.slots import Decision, Ledger, Limit
 from engine.pace.throttle import Ceiling, Kind, Observation, Signal, Throttle, ThrottleEvent
@@ -57,8 +57,12 @@ class Pacing:
 
     # -- what workers saw ----------------------------------------------------------------------------------------------
 
-    def hear(self, seen: list[Seen]) -> None:
-        """Take observations into account."""
+    def hear(self, seen: list[Seen], established: Mapping[str, int]) -> None:
+        """Take observations into account; `established` has the connections of all workers, by provider.
+
+        A worker knows its own connections alone. With several sources the sum is too high, and the throttle then
+        takes a step of one in place of going to what was accepted.
+        """
         for one in seen:
             self._keys.add(one.key)
             observation = Observation(
@@ -67,7 +71,7 @@ class Pacing:
                 count=one.count,
                 started_at=one.started_at,
                 reply_s=one.reply_s,
-                connections=one.connections,
+                connections=established.get(one.key[1]),
                 pause_s=one.pause_s,
                 then_connections=one.then_connections,
                 text=one.text,

@@ -292,7 +292,7 @@ class Supervisor:
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
             self._ledger.spent(hand.worker, key, messages, at, now)
-        self._pacing.hear(pulse.seen)
+        self._pacing.hear(pulse.seen, self._established())
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
@@ -399,11 +399,16 @@ class Supervisor:
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
-    def _show_limits(self) -> None:
+    def _established(self) -> dict[str, int]:
+        """Connections by provider, over all workers, as last told."""
         open_: dict[str, int] = {}
         for hand in self._crew.hands.values():
             for name, connections in hand.connections.items():
                 open_[name] = open_.get(name, 0) + connections
+        return open_
+
+    def _show_limits(self) -> None:
+        open_ = self._established()
         for key in self._pacing.known_keys():
             if (provider := self.progress.providers.get(key[1])) is not None:
                 provider.connections = open_.get(key[1], 0)
