@@ -358,7 +358,7 @@ class Supervisor:
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
-        self._pacing.hear(pulse.seen)
+        self._pacing.hear(pulse.seen, self._established())
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
@@ -502,11 +502,17 @@ class Supervisor:
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
-    def _show_limits(self) -> None:
+    def _established(self) -> Counter[str]:
+        """Connections by provider, over all workers, as last told."""
         open_: Counter[str] = Counter()
-        demand: Counter[str] = Counter()
         for hand in self._crew.hands.values():
             open_.update(hand.connections)
+        return open_
+
+    def _show_limits(self) -> None:
+        open_ = self._established()
+        demand: Counter[str] = Counter()
+        for hand in self._crew.hands.values():
             for (_, name), rows in hand.demand.items():
                 demand[name] += rows
         allowed: Counter[str] = Counter()
