@@ -73,9 +73,7 @@ def machines(campaign: Campaign, control: str | None, confirm_failover: bool, as
             else:
                 click.echo(_line(sender, now_us))
         if not store.is_failover_safe():
-            click.echo(
-                "warning: commits do not wait for the standbys: a failover may forget what was sent.", err=True
-            )
+            click.echo("warning: commits do not wait for the standbys: a failover may forget what was sent.", err=True)
     finally:
         store.close()
 
@@ -174,7 +172,9 @@ def cancel(campaign: Campaign, control: str | None, yes: bool) -> None:
 @click.command()
 @campaign_option
 @control_option
-@click.option("--machine", "name", required=True, metavar="NAME", help="A sender's name, or the first digits of its id.")
+@click.option(
+    "--machine", "name", required=True, metavar="NAME", help="A sender's name, or the first digits of its id."
+)
 def release(campaign: Campaign, control: str | None, name: str) -> None:
     """End a machine's lease now, so that others may take its batches at once. It closes no window.
 
@@ -197,7 +197,7 @@ def release(campaign: Campaign, control: str | None, name: str) -> None:
 @click.command()
 @click.argument("kind", type=click.Choice(PLACEMENTS))
 def placement(kind: str) -> None:
-    """Print the files that place a sender on each machine: systemd, kubernetes, slurm, ssh; or five of them here (local).
+    """Print what places a sender on each machine: systemd, kubernetes, slurm, ssh; or five of them here (local).
 
     \b
     engine placement systemd > /etc/systemd/system/rowpost@.service
