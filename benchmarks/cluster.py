@@ -15,6 +15,7 @@ the database. Whoever ends is started anew. It passes with nobody twice at the s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -102,10 +103,8 @@ def _pump(source: socket.socket, sink: socket.socket) -> None:
 
 
 def _close(end: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     end.close()
 
 
@@ -253,7 +252,7 @@ class Kill:
                 raise SystemExit("it does not come to its end")
 
     def _is_all_done(self) -> bool:
-        found = self.server.execute(f'SELECT count(*) FROM "rowpost_{_plain(self.id)}".batch WHERE state <> \'done\'')
+        found = self.server.execute(f"SELECT count(*) FROM \"rowpost_{_plain(self.id)}\".batch WHERE state <> 'done'")
         return found == [(0,)]
 
     def verdict(self) -> dict[str, object]:
@@ -295,7 +294,9 @@ def _plain(campaign_id: str) -> str:
 
 
 def _write_list(path: Path, rows: int) -> None:
-    with pq.ParquetWriter(path, pa.schema([("id", pa.int64()), ("email", pa.string()), ("first_name", pa.string())])) as to:
+    with pq.ParquetWriter(
+        path, pa.schema([("id", pa.int64()), ("email", pa.string()), ("first_name", pa.string())])
+    ) as to:
         size = max(100, min(10_000, rows // 50))
         for start in range(0, rows, size):
             numbers = range(start, min(rows, start + size))
@@ -303,7 +304,9 @@ def _write_list(path: Path, rows: int) -> None:
             to.write_table(pa.table(dict(zip(("id", "email", "first_name"), columns, strict=True))))
 
 
-def run_kill(rows: int, machines: int, seconds: float, rate: int, seed: int, troubles: int | None = None) -> dict[str, object]:
+def run_kill(
+    rows: int, machines: int, seconds: float, rate: int, seed: int, troubles: int | None = None
+) -> dict[str, object]:
     """One kill run from plan to verdict."""
     server = PostgresServer(fsync=True)
     folder = Path(tempfile.mkdtemp(prefix="rowpost-cluster-"))
