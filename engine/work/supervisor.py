@@ -37,6 +37,7 @@ from engine.work.messages import (
     Released,
     Report,
     Revoke,
+    Seen,
     Started,
     Stopped,
     Told,
@@ -142,6 +143,7 @@ class Supervisor:
         self._take_stock()
         if self._shared is not None:
             self._shared.deliver = self._deliver
+            self._shared.heard = self._hear_others
             self._shared.counters = self._count
             self._shared.start()
         for worker in range(self._options.processes):
@@ -339,6 +341,11 @@ class Supervisor:
             case _:
                 pass
 
+    def _hear_others(self, seen: list[Seen]) -> None:
+        """What other machines were told about our signing domain or the campaign, as if it were told now."""
+        now = self._clock.monotonic()
+        self._pacing.hear([msgspec.structs.replace(one, at=now, started_at=now) for one in seen])
+
     def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
         for hand in self._crew.hands.values():
             if hand.log_id == log_id:
@@ -359,6 +366,8 @@ class Supervisor:
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
         self._pacing.hear(pulse.seen, self._established())
+        if self._shared is not None:
+            self._shared.signal(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
