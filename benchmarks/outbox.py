@@ -69,7 +69,9 @@ def engine(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     log = (folder / "engine.log").open("ab")
     with log:
-        return subprocess.Popen([sys.executable, "-m", "engine", *words], cwd=folder, env=environ, stdout=log, stderr=log)
+        return subprocess.Popen(
+            [sys.executable, "-m", "engine", *words], cwd=folder, env=environ, stdout=log, stderr=log
+        )
 
 
 def prepare(folder: Path, sink: RunningSink, rows: int, rate: float, connections: int) -> None:

@@ -43,6 +43,9 @@ class Lane(Protocol):
     def unspend(self, messages: int) -> None:
         """They were not sent."""
 
+    def left(self, messages: int) -> None:
+        """They are on the wire."""
+
 
 class Admission(Protocol):
     """With a shared store, who may be sent: each row needs an open window beside its durable intent."""
@@ -108,8 +111,16 @@ class Dispatch:
 
     def _gather(self, lane: Lane, now: float) -> None:
         allowed = lane.allowance()
-        for session in lane.sessions():
-            most = min(session.capacity - self._promised.get(session, 0), GROUP_ROWS - len(self._group), allowed)
+        sessions = list(lane.sessions())
+        share = GROUP_ROWS
+        if sessions and allowed < sum(session.capacity for session in sessions):
+            # Less may be sent than there is room for: spread it, the idlest first. What queues behind a slow reply is
+            # late, and an allowance is for now.
+            sessions.sort(key=lambda session: session.in_hand + self._promised.get(session, 0))
+            share = max(1, allowed // len(sessions))
+        for session in sessions:
+            room = session.capacity - self._promised.get(session, 0)
+            most = min(room, GROUP_ROWS - len(self._group), allowed, share)
             if most <= 0:
                 continue
             rows = self._bench.scheduler.take(lane.index, most, now)
@@ -188,6 +199,7 @@ class Dispatch:
                 self._promised[session] = left
             if session.ended is None:
                 session.send([planned.outgoing for planned in mine])
+                mine[0].lane.left(len(mine))
             else:
                 self._take_back(mine)
 

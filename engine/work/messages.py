@@ -167,7 +167,7 @@ class Pulse(Message, frozen=True):
     in_flight: int
     next_due_us: int | None
     demand: list[tuple[Key, int]]
-    spent: list[tuple[Key, int, float]]  # messages sent on allowances, the last one when
+    spent: list[tuple[Key, int, float]]  # messages sent on allowances, and when
     seen: list[Seen]
     suppress: list[tuple[int, str, str]]  # rows refused for good about the recipient: row, provider, reply
     rejected_unsent: int  # refused by DNS, without a connection

@@ -7,6 +7,7 @@ Decides nothing: budgets say what is allowed, the throttle what is wise, the led
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from engine.clock import Clock
 from engine.config import Settings
 from engine.control.store import Override
 from engine.pace import throttle
+from engine.pace.allowance import Rate
 from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
 from engine.pace.slots import Decision, Ledger, Limit
@@ -55,6 +57,11 @@ def words_of(overrides: Iterable[Override]) -> dict[str, Word]:
             value = max(1, int(one.value)) if one.what == "connections" else max(0.01, float(one.value))
             words[provider] = msgspec.structs.replace(words.get(provider, Word()), **{one.what: value}, who=one.who)
     return words
+
+
+def _eased(per_second: float) -> Rate:
+    """The throttle's rate for the ledger, in windows of ten seconds: it is a pace to keep, not a limit of a second."""
+    return Rate(int(per_second * 10), 10.0) if per_second >= 0.5 else rate_of(max(per_second, 0.01))
 
 
 class Pacing:
@@ -255,12 +262,15 @@ class Pacing:
             most = f"{word.connections} connections" if word.connections is not None else ""
             return f"slowed by {word.who}: {(most + rate).removeprefix(', ')}"
         budget = self._budget(key)
-        if ceiling.connections < budget.connections or ceiling.rate_per_s is not None:
-            rate = f", {ceiling.rate_per_s:.2g}/s" if ceiling.rate_per_s is not None else ""
+        most_per_s = min((rate.per_second for rate in budget.rates), default=math.inf)
+        is_slower = ceiling.rate_per_s is not None and ceiling.rate_per_s < most_per_s
+        if ceiling.connections < budget.connections or is_slower:
+            rate = f", {ceiling.rate_per_s:.3g}/s" if ceiling.rate_per_s is not None else ""
             return f"throttle: {ceiling.connections} connections{rate}: {ceiling.reason}"
         if self._warming is not None and (told := self._warming.told(key)):
             return told
-        return f"budget: {budget.connections} connections"
+        rate = f", {most_per_s:.3g}/s" if budget.rates else ""
+        return f"budget: {budget.connections} connections{rate}"
 
     def save(self) -> None:
         """Keep what the throttle learned; a restart goes on from it."""
@@ -349,8 +359,9 @@ class Pacing:
         """The budget under the throttle's ceiling."""
         budget, ceiling = self._budget(key), self._ceiling(key)
         rates = budget.rates
-        if ceiling.rate_per_s is not None:
-            rates = (*rates, rate_of(max(ceiling.rate_per_s, 0.01)))
+        most = min((rate.per_second for rate in rates), default=float("inf"))
+        if ceiling.rate_per_s is not None and ceiling.rate_per_s < most:
+            rates = (*rates, _eased(ceiling.rate_per_s))
         connections = min(budget.connections, ceiling.connections)
         if self._warming is not None and self._warming.caps(key) is not None:
             rates = (*rates, *self._warming.rates(key))

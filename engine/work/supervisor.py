@@ -142,7 +142,7 @@ class Supervisor:
         self._take_stock()
         if self._shared is not None:
             self._shared.deliver = self._deliver
-            self._shared.counters = lambda: self.progress.counters(self._clock.monotonic())
+            self._shared.counters = self._count
             self._shared.start()
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))
@@ -435,13 +435,16 @@ class Supervisor:
         for hand in self._crew.kill_silent(SILENCE_S):
             self._narrator.event("worker_silent", worker=hand.worker, seconds=round(now - hand.heard_at))
 
+    def _count(self) -> dict[str, object]:
+        self.told = self.progress.counters(self._clock.monotonic())
+        return self.told
+
     def _renew(self, now: float) -> None:
         if self._shared is not None:
             self._heed(self._shared, now)
             return
         try:
-            self.told = self.progress.counters(now)
-            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.told)
+            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self._count())
             campaign = self._store.campaign()
             self._pacing.obey(words_of(self._store.overrides()))
         except StoreAway as problem:

@@ -477,9 +477,7 @@ class Worker:
         spent = []
         for account in self._table.accounts.values():
             account.was_told = bool(demand.get(account.key))
-            if account.spent:
-                spent.append((account.key, account.spent, account.spent_at))
-                account.spent = 0
+            spent += [(account.key, messages, at) for messages, at in account.take_spent()]
         self._channel.send(
             Pulse(
                 invalid=bench.invalid,
