@@ -71,7 +71,7 @@ def local_moment(at: datetime, zone: ZoneInfo) -> datetime:
 
 def _readings(at: datetime, zone: ZoneInfo) -> list[datetime]:
     """The moments that clocks of the zone show `at`: one, none or two, earliest first."""
-    found = []
+    found: list[datetime] = []
     for fold in (0, 1):
         one = at.replace(tzinfo=zone, fold=fold)
         back = one.astimezone(UTC).astimezone(zone)
@@ -131,11 +131,8 @@ class Hours(msgspec.Struct, frozen=True):
 def _edge(day: date, minutes: int, zone: ZoneInfo, *, is_end: bool) -> int:
     at = datetime.combine(day, time()) + timedelta(minutes=minutes)
     readings = _readings(at, zone)
-    if not readings:
-        # In the gap: the moment of the jump itself, which is the first that clocks show afterwards.
-        moment = _jump(at, zone)
-    else:
-        moment = readings[0] if is_end else readings[-1]
+    # In the gap: the moment of the jump itself, which is the first that clocks show afterwards.
+    moment = _jump(at, zone) if not readings else readings[0] if is_end else readings[-1]
     return round(moment.timestamp() * 1e6)
 
 
