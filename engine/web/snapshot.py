@@ -192,11 +192,11 @@ def take_snapshot(
     ]
     providers.sort(key=lambda one: (-(one.rows or 0), -one.accepted, one.name))
     per_second = sum(_number(one, "per_second") for one in living)
-    finish_s, finish_of = _finish(providers, left, per_second, bool(living))
+    state = _state(reading, living, left)
+    finish_s, finish_of = _finish(providers, left, per_second, state in ("sending", "waiting"))
     tallies: Counter[str] = Counter()
     for tally in reading.batches if reading else []:
         tallies[tally.state] += tally.batches
-    state = _state(reading, living, left)
     return Snapshot(
         key=key,
         id=id_,

@@ -21,7 +21,16 @@ from engine.campaign import Campaign
 from engine.clock import Clock
 from engine.config import Settings
 from engine.control.entries import DUE, FINAL, HELD, BatchView, view
-from engine.control.store import ClaimedBatch, Decision, Entry, Incarnation, SharedStore, StoreAway, StoreChanged
+from engine.control.store import (
+    ClaimedBatch,
+    Decision,
+    Entry,
+    Incarnation,
+    Override,
+    SharedStore,
+    StoreAway,
+    StoreChanged,
+)
 from engine.errors import EngineError
 from engine.work.inheritance import read_story, report_logs_here
 from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report
@@ -69,6 +78,7 @@ class Shared:
         self.lost_lease = False
         self.changed: StoreChanged | None = None
         self.campaign_state = "ready"
+        self.overrides: list[Override] = []
         self.exhausted = False  # nothing to claim now, and nobody living has anything that we might get
         self.away: str | None = None
         self.counters: Callable[[], dict[str, object]] = dict
@@ -230,6 +240,7 @@ class Shared:
             found = self._store.campaign()
             if found is not None:
                 self.campaign_state = found.state
+            self.overrides = self._store.overrides()
         if self.lost_lease:
             self._finished.clear()
             return
