@@ -78,7 +78,7 @@ def serve(
 
         from engine.web.app import LOOPBACK, ServeOptions, create_app, public_routes
         from engine.web.auth import Keyring
-        from engine.web.server import Patient, bind
+        from engine.web.server import Ending, Patient, bind
         from engine.web.shelf import Shelf
     except ImportError as problem:
         raise WebNeedsExtra(missing=problem.name) from None
@@ -113,9 +113,10 @@ def serve(
         click.echo(f"{where}/", err=False)
         click.echo(f"token: {tokens} (mode 0600); sign in at {where}/login, or by this link:", err=True)
         click.echo(f"  {where}/login#token={keyring.first}", err=True)
-        server = uvicorn.Server(
+        app = create_app(shelf, keyring, options, extra=extra)
+        server = Ending(
             uvicorn.Config(
-                create_app(shelf, keyring, options, extra=extra),
+                app,
                 http=Patient,
                 log_level="warning",
                 access_log=False,
@@ -128,6 +129,7 @@ def serve(
                 timeout_keep_alive=15,
                 timeout_graceful_shutdown=3,
                 ws="none",
-            )
+            ),
+            app.state.round.end_streams,
         )
         server.run(sockets=[socket_])
