@@ -86,7 +86,11 @@ def bounces() -> None:
 def read(
     sources: tuple[str, ...], folders: tuple[Path, ...], follow: bool, delete_handled: bool, as_json: bool
 ) -> None:
-    """Read SOURCES (Maildir, mbox, folder, message, `-`), or those of campaign.toml."""
+    """Read SOURCES (Maildir, mbox, folder, message, `-`), or those of campaign.toml.
+
+    \b
+    engine bounces read Maildir --follow
+    """
     from engine.bounce import intake
     from engine.bounce.classify import shipped_rules
     from engine.bounce.desk import Desk

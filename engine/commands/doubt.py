@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Callable
+from typing import cast
+from uuid import UUID
 
 import click
 import msgspec
 
 from engine.campaign import Campaign
-from engine.clock import SystemClock
 from engine.commands.common import RowNumbers, campaign_option, moment
-from engine.commands.status import _seems_alive
-from engine.control.sqlite import SqliteStore
-from engine.control.store import Decision
+from engine.commands.status import _seems_alive, store_time_us
+from engine.control.entries import held_rows, log_of
+from engine.control.opening import open_store
+from engine.control.store import Decision, Life, SharedStore, Store
 from engine.errors import EngineError, Exit
 from engine.rows import RowReader
 from engine.work.recovery import Doubt, read_states
@@ -101,16 +103,24 @@ def resend(campaign: Campaign, rows: list[int] | None, domain: str | None, every
     _decide(campaign, rows, domain, everything, "resend", wait=not now)
 
 
-def _chosen(campaign: Campaign, plan: Plan, rows: list[int] | None, domain: str | None) -> list[Doubt]:
-    store = SqliteStore(campaign.store_file)
+def _doubts(campaign: Campaign, plan: Plan) -> list[Doubt]:
+    """Rows in doubt: by the logs here, or, with a store that machines share, by its windows."""
+    store = open_store(campaign)
     try:
+        if plan.store != "sqlite":
+            found = held_rows(cast(SharedStore, store), [batch.first_row for batch in plan.batches], plan.rows)
+            return [Doubt(str(one.window), one.place, one.row, one.at_us) for one in found]
         told = [(d.log_id, d.serial, d.what) for d in store.decisions()]
     finally:
         store.close()
     buffers = log_buffers(campaign.log_files(), lambda path, why: click.echo(f"warning: {path}: {why}", err=True))
     states = read_states(buffers, 0, plan.rows, told)
     held = states.held()
-    chosen = [d for d in states.doubts if d.row in held and (rows is None or d.row in set(rows))]
+    return [d for d in states.doubts if d.row in held]
+
+
+def _chosen(campaign: Campaign, plan: Plan, rows: list[int] | None, domain: str | None) -> list[Doubt]:
+    chosen = [d for d in _doubts(campaign, plan) if rows is None or d.row in set(rows)]
     if domain is not None:
         numbers = sorted({d.row for d in chosen})
         found = RowReader(plan, [plan.address_column]).pick(numbers)
@@ -119,20 +129,34 @@ def _chosen(campaign: Campaign, plan: Plan, rows: list[int] | None, domain: str 
     return sorted(chosen, key=lambda d: (d.row, d.at_us))
 
 
+def _ask_senders(store: Store, plan: Plan, chosen: list[Doubt], now_us: int) -> None:
+    """Raises SenderRuns where one that may still learn the answer seems alive.
+
+    With a shared store those are the senders whose windows hold the rows; otherwise whoever sends.
+    """
+    is_shared = plan.store != "sqlite"
+    asked = {log_of(UUID(d.log_id)).partition("-")[0] for d in chosen} if is_shared else None
+    for sender in store.incarnations():
+        if asked is not None and sender.id in asked:
+            # Superseded ones as well: a stopped process may go on and report.
+            if now_us - sender.renewed_at_us < sender.lease_us and sender.state is not Life.ENDED:
+                raise SenderRuns(sender=sender.sender)
+        elif asked is None and _seems_alive(sender, now_us):
+            raise SenderRuns(sender=sender.sender)
+
+
 def _decide(
     campaign: Campaign, rows: list[int] | None, domain: str | None, everything: bool, what: str, *, wait: bool
 ) -> None:
     if rows is None and domain is None and not everything:
         raise SayWhich()
     plan = campaign.plan()
-    now_us = SystemClock().wall_us()
     chosen = _chosen(campaign, plan, rows, domain)
-    store = SqliteStore(campaign.store_file)
+    store = open_store(campaign)
     try:
+        now_us = store_time_us(store)
         if wait:
-            for sender in store.incarnations():
-                if _seems_alive(sender, now_us):
-                    raise SenderRuns(sender=sender.sender)
+            _ask_senders(store, plan, chosen, now_us)
         who = getpass.getuser()
         store.decide([Decision(d.log_id, d.serial, d.row, what, who, now_us) for d in chosen])
         if what == "resend":

@@ -11,8 +11,16 @@ import msgspec
 import polars as pl
 
 from engine.campaign import Campaign
-from engine.capacity import Capacity, OurRate, capacity, planned_per_hour
-from engine.commands.capacity import measure_line, print_capacity, relay_budgets, relay_name, with_measure
+from engine.capacity import CONNECT_S, MESSAGE_S, Capacity, OurRate, capacity, planned_per_hour
+from engine.commands.capacity import (
+    RELAY_CONNECT_S,
+    RELAY_MESSAGE_S,
+    measure_line,
+    print_capacity,
+    relay_budgets,
+    relay_name,
+    with_measure,
+)
 from engine.commands.measure import Measured, kept_measure, sample_bytes
 from engine.compose.render import build_composer
 from engine.config import Settings
@@ -112,6 +120,8 @@ def forecast(
         ours = with_measure(ours, found)
     if not settings.dkim:
         ours = msgspec.structs.replace(ours, signing_s=0.0)
+    # A relay is near and answers in milliseconds; a provider is far and thinks. Assumptions both, until measured.
+    connect_s, message_s = (CONNECT_S, MESSAGE_S) if is_direct else (RELAY_CONNECT_S, RELAY_MESSAGE_S)
     result = capacity(
         counts.providers,
         budgets,
@@ -120,6 +130,8 @@ def forecast(
         schedule=schedule,
         message_bytes=size or 20_000,
         deadline_s=deadline_s,
+        connect_s=connect_s,
+        message_s=message_s,
         other_rows=counts.other_rows,
         other_domains=counts.other_domains,
     )

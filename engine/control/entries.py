@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from engine.control.store import Decision, Entry
+from engine.control.store import Decision, Entry, SharedStore
 from formats.sendlog import Verdict
 
 Numbers = npt.NDArray[Any]
@@ -145,6 +145,17 @@ def view(first_row: int, rows: int, entries: Iterable[Entry], decisions: Iterabl
     ]
     held = [one for one in holding if states[one.row - first_row] == HELD]
     return BatchView(first_row, states, held, waiting, frozenset(resent))
+
+
+def held_rows(store: SharedStore, first_rows: list[int], rows: int) -> list[HeldRow]:
+    """Every row that the store holds in doubt. `first_rows` are the batches', `rows` the plan's."""
+    batches = sorted({entry.batch for entry in store.held_entries()})
+    found: list[HeldRow] = []
+    for number in batches:
+        first = first_rows[number]
+        end = first_rows[number + 1] if number + 1 < len(first_rows) else rows
+        found += view(first, end - first, store.entries([number]), store.decisions_between(first, end)).held
+    return found
 
 
 def _add_details(entry: Entry, where: Numbers, attempt: Numbers, due: Numbers, first: Numbers) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,6 +18,7 @@ from engine.clock import Clock
 from engine.config import Settings
 from engine.control.store import Override
 from engine.pace import throttle
+from engine.pace.allowance import Rate
 from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
 from engine.pace.slots import Decision, Ledger, Limit
@@ -56,6 +57,11 @@ def words_of(overrides: Iterable[Override]) -> dict[str, Word]:
             value = max(1, int(one.value)) if one.what == "connections" else max(0.01, float(one.value))
             words[provider] = msgspec.structs.replace(words.get(provider, Word()), **{one.what: value}, who=one.who)
     return words
+
+
+def _eased(per_second: float) -> Rate:
+    """The throttle's rate for the ledger, in windows of ten seconds: it is a pace to keep, not a limit of a second."""
+    return Rate(int(per_second * 10), 10.0) if per_second >= 0.5 else rate_of(max(per_second, 0.01))
 
 
 class Pacing:
@@ -113,7 +119,14 @@ class Pacing:
                 elif one.signal == Signal.REPUTATION:
                     self._warming.blocked(one.key)
 
-    def demand(self, worker: int, wanted: Mapping[Key, int], now: float) -> None:
+    def demand(
+        self,
+        worker: int,
+        wanted: Mapping[Key, int],
+        now: float,
+        urgent: Mapping[Key, int] | None = None,
+        warm: Collection[Key] = (),
+    ) -> None:
         """Rows a worker has waiting."""
         self._wanted[worker] = {key for key, rows in wanted.items() if rows}
         for key in wanted:
@@ -123,7 +136,7 @@ class Pacing:
             if (worker, key) not in self._told:
                 self._told.add((worker, key))
                 self._tell(self._pace(key, now), worker)
-        self.ledger.demand(worker, wanted, now)
+        self.ledger.demand(worker, wanted, now, urgent, warm)
 
     def spent(self, worker: int, key: Key, messages: int, at: float, now: float) -> None:
         """A worker sent so many against its allowance."""
@@ -346,8 +359,9 @@ class Pacing:
         """The budget under the throttle's ceiling."""
         budget, ceiling = self._budget(key), self._ceiling(key)
         rates = budget.rates
-        if ceiling.rate_per_s is not None:
-            rates = (*rates, rate_of(max(ceiling.rate_per_s, 0.01)))
+        most = min((rate.per_second for rate in rates), default=float("inf"))
+        if ceiling.rate_per_s is not None and ceiling.rate_per_s < most:
+            rates = (*rates, _eased(ceiling.rate_per_s))
         connections = min(budget.connections, ceiling.connections)
         if self._warming is not None and self._warming.caps(key) is not None:
             rates = (*rates, *self._warming.rates(key))

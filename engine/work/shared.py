@@ -40,7 +40,7 @@ from engine.work.windows import WindowBook
 from formats.plan import Plan
 
 # At most one statement a machine in this time: five machines of eight workers stay under 200 a second.
-ADVANCE_EVERY_S = 0.03
+ADVANCE_EVERY_S = 0.05
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 
 Answer = TypeVar("Answer")

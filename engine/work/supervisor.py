@@ -43,6 +43,7 @@ from engine.work.messages import (
     Unused,
     Up,
 )
+from engine.work.outbox_beside import SEAT, Beside
 from engine.work.pacing import Pacing, words_of
 from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
@@ -116,6 +117,7 @@ class Supervisor:
         warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
         self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
         self._ledger = self._pacing.ledger
+        self._beside = self._make_beside()
         self._suppressing = Suppressing(campaign, settings, plan, clock)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
         self._limit_left = options.limit
@@ -151,15 +153,32 @@ class Supervisor:
         if self._shared is not None and not await self._shared.finish(REPORT_PATIENCE_S):
             self._narrator.event("not_reported", problem=self._shared.away or "the store does not answer")
             self._codes.add(Exit.TRY_AGAIN)
+        if self._beside is not None:
+            self._beside.drain()
+            await self._beside.gone()
         self._pacing.save()
         self._suppressing.flush(self._pacing.breaker.is_tripped)
         return self._exit()
+
+    def _make_beside(self) -> Beside | None:
+        """The outbox that this campaign's budgets are shared with."""
+        folder = self._settings.outbox.folder
+        if folder is None:
+            return None
+        start = msgspec.structs.replace(
+            self._worker_start(SEAT), outbox=str((self._campaign.folder / folder).resolve())
+        )
+        beside = Beside(start, self._pacing, self._clock, self._narrator.event)
+        beside.live = self._live
+        return beside
 
     def drain(self, reason: str) -> None:
         """No new attempts; what is in flight finishes. A second time: stop at once."""
         if self._draining is not None:
             self._narrator.event("stopping_now", reason=reason)
             self._crew.kill()
+            if self._beside is not None:
+                self._beside.kill()
             return
         self._draining = reason
         if self._shared is not None:
@@ -183,6 +202,8 @@ class Supervisor:
         self._pacing.budgets_changed(self._settings, budgets)
         for hand in self._crew.hands.values():
             hand.channel.send(self._live())
+        if self._beside is not None:
+            self._beside.tell(self._live())
 
     def _live(self) -> Live:
         encode = msgspec.json.Encoder(enc_hook=encode_custom).encode
@@ -383,6 +404,8 @@ class Supervisor:
         now = self._clock.monotonic()
         self._hand_out(now)
         self._feed()
+        if self._beside is not None and self._draining is None:
+            self._beside.tick(now)
         self._watch(now)
         if now - self._renewed_at >= 1.0:
             self._renewed_at = now
@@ -397,6 +420,8 @@ class Supervisor:
         for decision in self._pacing.tick(now):
             hand = self._crew.hands.get(decision.worker)
             if hand is None:
+                if self._beside is not None and decision.worker == SEAT:
+                    self._beside.carry_out(decision)
                 continue
             match decision:
                 case slots.Grant():
@@ -529,6 +554,8 @@ class Supervisor:
         return None
 
     def _tell_workers(self, message: msgspec.Struct, worker: int | None) -> None:
+        if self._beside is not None and worker in (None, SEAT):
+            self._beside.tell(message)
         for hand in self._crew.hands.values():
             if worker is None or hand.worker == worker:
                 hand.channel.send(message)

@@ -259,7 +259,7 @@ WITH lease AS MATERIALIZED (
     SELECT o.* FROM unnest(%(o_id)s::uuid[], %(o_batch)s::integer[], %(o_rows)s::bytea[], %(o_verdicts)s::bytea[],
         %(o_length)s::bigint[], %(o_seal)s::text[]) AS o (id, batch, rows, verdicts, log_length, log_seal)
     JOIN batch b ON b.number = o.batch AND b.owner = %(me)s AND b.state = 'claimed'
-    WHERE EXISTS (SELECT FROM lease)
+    WHERE EXISTS (SELECT FROM lease) AND (SELECT state FROM campaign) <> 'cancelled'
 ), opened AS (
     INSERT INTO win (id, batch, at_us, log_length, log_seal, rows, verdicts)
     SELECT id, batch, wall_us(), log_length, log_seal, rows, verdicts FROM asked
