@@ -487,6 +487,7 @@ class Supervisor:
         if shared.changed is not None and self._draining is None:
             self._codes.add(Exit.TRY_AGAIN)
             self.drain(f"{shared.changed} {shared.changed.next_step}")
+        self._pacing.obey(words_of(shared.overrides))
         self._obey(shared.campaign_state)
 
     def _obey(self, state: str) -> None:
