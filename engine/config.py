@@ -289,7 +289,9 @@ class Settings(Table, frozen=True, kw_only=True):
     stop: StopTable = StopTable()
 
     # What may change while the campaign runs; the rest is frozen at `plan`.
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces", "suppression", "outbox", "schedule", "stop"})
+    LIVE: ClassVar[frozenset[str]] = frozenset(
+        {"delivery", "retry", "log", "bounces", "suppression", "outbox", "schedule", "stop"}
+    )
 
 
 def decode_custom(kind: type, value: Any) -> Any:
