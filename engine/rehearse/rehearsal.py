@@ -257,7 +257,7 @@ class Rehearsal:
             list=msgspec.structs.replace(settings.list, batch_rows=batch_rows),
             retry=msgspec.structs.replace(settings.retry, plan=shorter, max_age=age),
             control=type(settings.control)(),
-            log=msgspec.structs.replace(settings.log, durability="process", level="info"),
+            log=msgspec.structs.replace(settings.log, durability="process", level="debug"),
         )
         (self.folder / "campaign.toml").write_text(
             toml_of(msgspec.to_builtins(played, enc_hook=encode_custom)), "utf-8"

@@ -192,7 +192,7 @@ def test_a_changed_budget_holds_at_once_and_a_broken_one_changes_nothing(direct:
     d.budgets("[default]\nconnections = 0\n")
     time.sleep(2.5)
     assert d.net.reports()["bigmail"].sources["127.0.0.1"].most_connections == 1
-    d.budgets("[default]\nconnections = 12\n")
+    d.budgets("[default]\nconnections = 12\nconnections_per_minute = 100000\n")
     _, err = process.communicate(timeout=40)
     assert process.returncode == 0, err
     assert "settings_refused" in err
