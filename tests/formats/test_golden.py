@@ -1,4 +1,4 @@
-"""Files as earlier versions wrote them, read as they were meant. A format that changes adds a file here, and keeps these.
+"""Files as earlier versions wrote them, read as they were meant. A format that changes adds a file, and keeps these.
 
 `plan-1-first.json` is a plan from before capacity and warm-up stood in it.
 """
