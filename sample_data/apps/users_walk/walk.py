@@ -2,7 +2,7 @@
 
     python sample_data/apps/users_walk/walk.py FOLDER
 
-makes FOLDER with a SQLite users table of 200 people and runs every step as one would type it. Of the 200 two are refused
+makes FOLDER with a SQLite users table of 200 people and runs every step as one would type it. Two are refused
 while sending (their local part steers the test server) and three come back afterwards as delivery reports in a folder.
 At the end exactly these five have no newsletter any more; else the walk fails.
 """
