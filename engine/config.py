@@ -249,8 +249,6 @@ class OutboxTable(Table, frozen=True, kw_only=True):
     store: str = "sqlite:outbox.sqlite"  # beside this file, or postgresql://...
     # In a campaign: the outbox folder that `engine send` serves beside it, within the campaign's budgets.
     folder: str | None = None
-    # Of the messages a provider's rate allows, this share is left to the campaign while the outbox has enough for all.
-    bulk_share: float = 0.1
     claim_rows: int = 100  # rows of one priority claimed at a time; newsletters in the outbox never more than this
     lease: Duration = Duration(30.0)
 

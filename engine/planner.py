@@ -137,11 +137,11 @@ def read_shape(paths: Sequence[str], address_column: str, id_column: str | None)
         opened = list(threads.map(lambda path: _footer(path), paths))
         prints = list(threads.map(file_fingerprint, paths))
     files = [
-        ListFile(path, meta.num_rows, [meta.row_group(g).num_rows for g in range(meta.num_row_groups)], print_)
-        for path, (meta, _), print_ in zip(paths, opened, prints, strict=True)
+        ListFile(path, sum(footer.row_groups), footer.row_groups, print_)
+        for path, footer, print_ in zip(paths, opened, prints, strict=True)
     ]
-    first = opened[0][1]
-    for path, (_, schema) in zip(paths, opened, strict=True):
+    first = opened[0].schema
+    for path, schema in zip(paths, (footer.schema for footer in opened), strict=True):
         names = {bare_name(name) for name in schema.names}
         if address_column not in names:
             raise NoAddressColumn(file=path, column=address_column, columns=", ".join(sorted(names)) or "none")
@@ -150,12 +150,22 @@ def read_shape(paths: Sequence[str], address_column: str, id_column: str | None)
     if id_column is not None and id_column not in names:
         raise ColumnMissing(file=paths[0], column=id_column, nearest="")
     chosen = id_column or ("id" if "id" in names else None)
-    return ListShape(files, first, address_column, chosen, [dict(meta.metadata or {}) for meta, _ in opened])
+    return ListShape(files, first, address_column, chosen, [footer.metadata for footer in opened])
 
 
-def _footer(path: str) -> tuple[pq.FileMetaData, pa.Schema]:
+class _Footer(msgspec.Struct, frozen=True):
+    """What is kept of a footer: the whole of it is megabytes a file once it is parsed."""
+
+    row_groups: list[int]
+    schema: pa.Schema
+    metadata: dict[bytes, bytes]
+
+
+def _footer(path: str) -> _Footer:
     file = open_parquet(path)
-    return file.metadata, file.schema_arrow
+    meta = file.metadata
+    groups = [meta.row_group(group).num_rows for group in range(meta.num_row_groups)]
+    return _Footer(groups, file.schema_arrow, dict(meta.metadata or {}))
 
 
 def _compare(first: pa.Schema, other: pa.Schema, first_path: str, path: str) -> None:

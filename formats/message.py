@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 CRLF = "\r\n"
@@ -56,11 +56,6 @@ def _is_plain(code: int) -> bool:
 
 _QP = _QpTable({9: "\t"})
 _QP_CANONICAL = _QpTable({9: "=09"})
-# The common case, a short value that stands as it is. Blanks at its end are safe: a soft break follows.
-_PLAIN_VALUE = re.compile(r"(?!\.|From )[ -<>-~]{1,75}\Z").match
-_PLAIN_HTML = re.compile(r"(?!\.|From )[ !#-%(-;?-~]{1,75}\Z").match
-_PLAIN_CANONICAL = re.compile(r"(?!\.|From )(?:[!-<>-~]| (?! )){1,75}\Z").match
-_PLAIN_CANONICAL_HTML = re.compile(r"(?!\.|From )(?:[!#-%(-;?-~]| (?! )){1,75}\Z").match
 _BLANKS = re.compile(r"  +")
 
 
@@ -69,19 +64,23 @@ def normalise_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
-def plain_value(*, html: bool, canonical: bool) -> Callable[[str], object]:
-    """Tells whether `value + SOFT_BREAK` is the value's fragment, with `html` also where HTML is to be escaped."""
-    if canonical:
-        return _PLAIN_CANONICAL_HTML if html else _PLAIN_CANONICAL
-    return _PLAIN_HTML if html else _PLAIN_VALUE
+def short_fragment(text: str, canonical: bool = False) -> str:
+    """The fragment of a text that is one line of it, by a few C calls; "" for any other."""
+    if not text.isprintable():
+        return ""
+    if not text.isascii():
+        text = binascii.b2a_qp(text.encode()).decode("ascii")
+    elif "=" in text:
+        text = text.replace("=", "=3D")
+    if len(text) > 75 or text[:1] in (".", "F", "") or (canonical and "  " in text):
+        return ""
+    return text + SOFT_BREAK
 
 
 def qp_fragment(text: str, *, canonical: bool = False) -> str:
     """`text` as a fragment (see the module's docstring); "" for ""."""
     if not text:
         return ""
-    if not canonical and _PLAIN_VALUE(text):
-        return text + SOFT_BREAK
     lines = normalise_line_ends(text).translate(_QP_CANONICAL if canonical else _QP).split("=0A")
     last = len(lines) - 1
     out: list[str] = []
@@ -159,10 +158,13 @@ def encoded_words(text: str, *, lead: int = 0) -> str:
     before the first word.
     """
     octets = text.encode()
-    is_base64 = 4 * sum(len(_Q[octet]) for octet in octets) > 5 * ((len(octets) + 2) // 3 * 4)
+    quoted = "".join(map(_Q.__getitem__, octets))
+    is_base64 = 4 * len(quoted) > 5 * ((len(octets) + 2) // 3 * 4)
     head = "=?utf-8?b?" if is_base64 else "=?utf-8?q?"
     full = MAX_WORD - len(head) - 2
     room = max(full - max(0, lead - 1), 16)  # the first line; folding cannot help before the first word
+    if not is_base64 and 0 < len(quoted) <= room:
+        return f"{head}{quoted}?="
     words: list[str] = []
     piece: list[bytes] = []
     used = 0

@@ -9,10 +9,10 @@ import msgspec
 import pyarrow.parquet as pq
 
 from engine.campaign import Campaign
-from engine.capacity import OTHER, Accepts, Capacity, OurRate, capacity
+from engine.capacity import CONNECT_S, MESSAGE_S, OTHER, Accepts, Capacity, OurRate, capacity
 from engine.commands.common import campaign_option, moment, span
 from engine.commands.measure import Measured, kept_measure, measure
-from engine.config import DeliveryTable, Duration
+from engine.config import SETTINGS_FILE, DeliveryTable, Duration
 from engine.counts import Counts, DomainCounts, by_provider, kept_answers, of_metas, provider_book
 from engine.errors import EngineError, Exit
 from engine.pace.budgets import BUDGETS_FILE, BudgetFile, Budgets, Section, Source, load_budgets
@@ -22,6 +22,8 @@ from engine.warmup import schedule_named
 from formats import listmeta
 
 _SHOWN = 12
+RELAY_CONNECT_S = 0.05
+RELAY_MESSAGE_S = 0.02
 
 
 class NoCounts(EngineError):
@@ -63,8 +65,8 @@ class NoCounts(EngineError):
 @click.option("--sources", type=click.IntRange(1), help="So many addresses in place of those in budgets.toml.")
 @click.option("--warmup-day", type=click.IntRange(1), help="They are on this day of a warm-up; 1 is cold.")
 @click.option("--schedule", "schedule_name", default="sparkpost", show_default=True, help="The warm-up's caps.")
-@click.option("--connect-s", type=float, default=0.6, show_default=True, help="To open a connection.")
-@click.option("--message-s", type=float, default=0.5, show_default=True, help="A message on an open connection.")
+@click.option("--connect-s", type=float, help="To open a connection.  [default: 0.6, to a relay 0.05]")
+@click.option("--message-s", type=float, help="A message on an open connection.  [default: 0.5, to a relay 0.02]")
 @click.option("--all", "show_all", is_flag=True, help="Every provider, not the largest dozen.")
 @click.option("--json", "as_json", is_flag=True)
 def capacity_command(
@@ -83,8 +85,8 @@ def capacity_command(
     sources: int | None,
     warmup_day: int | None,
     schedule_name: str,
-    connect_s: float,
-    message_s: float,
+    connect_s: float | None,
+    message_s: float | None,
     show_all: bool,
     as_json: bool,
 ) -> None:
@@ -96,11 +98,16 @@ def capacity_command(
     engine capacity --rows 100000000 --share google=45 --share yahoo=12 --machines 5 --sources 20
     """
     deadline_s = parse_deadline(deadline)
-    counts = _of_shares(rows, shares, domains) if rows is not None else _of_lists(lists, campaign)
     budgets = load_budgets(campaign.folder / BUDGETS_FILE)
-    if rows is None and not lists and (delivery := campaign.settings().delivery).mode == "relay":
+    default_connect_s, default_message_s = CONNECT_S, MESSAGE_S
+    if rows is not None:
+        counts = _of_shares(rows, shares, domains)
+    elif not lists and (delivery := campaign.settings().delivery).mode == "relay":
         budgets = relay_budgets(delivery)
         counts = Counts(providers={relay_name(delivery): campaign.plan().rows}, told_by="campaign.toml: a relay")
+        default_connect_s, default_message_s = RELAY_CONNECT_S, RELAY_MESSAGE_S
+    else:
+        counts = _of_lists(lists, campaign)
     given = budgets.sources
     if sources is not None:
         given = tuple(Source(f"source-{number + 1}", warmup_day=warmup_day) for number in range(sources))
@@ -109,7 +116,11 @@ def capacity_command(
             msgspec.structs.replace(source, warmup_day=warmup_day) for source in given or (Source("default"),)
         )
     ours = OurRate(machines=machines, processes=processes, gigabits=gigabits)
-    found = measure(campaign, campaign.settings(), campaign.plan(), messages) if measured else kept_measure(campaign)
+    if measured:
+        found: Measured | None = measure(campaign, campaign.settings(), campaign.plan(), messages)
+    else:
+        has_settings = (campaign.folder / SETTINGS_FILE).exists()
+        found = kept_measure(campaign, campaign.settings()) if has_settings else None
     if found is not None:
         message_bytes = message_bytes or found.message_bytes
         ours = with_measure(ours, found)
@@ -121,8 +132,8 @@ def capacity_command(
         schedule=schedule_named(schedule_name),
         message_bytes=message_bytes or 20_000,
         deadline_s=deadline_s,
-        connect_s=connect_s,
-        message_s=message_s,
+        connect_s=default_connect_s if connect_s is None else connect_s,
+        message_s=default_message_s if message_s is None else message_s,
         other_rows=counts.other_rows,
         other_domains=counts.other_domains,
     )

@@ -62,13 +62,17 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool
 
 
-def kept_measure(campaign: Campaign) -> Measured | None:
-    """What was measured last on this machine, if anything."""
+def kept_measure(campaign: Campaign, settings: Settings) -> Measured | None:
+    """What was measured last on this machine with as many signatures as are set now, if anything."""
     try:
         found = msgspec.json.decode((campaign.folder / MEASURED_FILE).read_bytes(), type=Measured)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.host == socket.gethostname() else None
+    return found if found.host == socket.gethostname() and found.signatures == _signatures(settings) else None
+
+
+def _signatures(settings: Settings) -> int:
+    return min(len(settings.dkim), 1) + sum(table.also for table in settings.dkim[1:])
 
 
 def sample_bytes(composer: Composer, plan: Plan, rows: int = 20) -> int | None:
@@ -97,18 +101,9 @@ def measure(campaign: Campaign, settings: Settings, plan: Plan, messages: int) -
             password_env=None,
             password_file=None,
         )
-        limits = ConnectionLimits.of(delivery)
+        limits = msgspec.structs.replace(ConnectionLimits.of(delivery), messages_per_connection=messages + 1)
         destination = relay_destination(delivery, {}, folder=campaign.folder)
-        asyncio.run(_send(destination, limits, iter(warm)))  # imports and the first handshake are no message's cost
-        sent, size = 0, 0
-        started = time.process_time()
-        while sent < messages:
-            # Composed as it goes out, a group at a time, as a worker does it.
-            group = list(_messages(composer, plan, min(_AT_ONCE, messages - sent)))
-            asyncio.run(_send(destination, limits, iter(group)))
-            sent += len(group)
-            size += sum(len(message.content) for message in group)
-        took = time.process_time() - started
+        sent, size, took = asyncio.run(_run(destination, limits, composer, plan, messages))
     found = Measured(
         host=socket.gethostname(),
         at_us=SystemClock().wall_us(),
@@ -116,7 +111,7 @@ def measure(campaign: Campaign, settings: Settings, plan: Plan, messages: int) -
         message_bytes=size // sent,
         composing_per_s=round(composing, 1),
         per_process=round(sent / max(took, 1e-6), 1),
-        signatures=min(len(settings.dkim), 1) + sum(table.also for table in settings.dkim[1:]),
+        signatures=_signatures(settings),
         tls=tls,
     )
     write_whole(campaign.folder / MEASURED_FILE, msgspec.json.encode(found))
@@ -166,33 +161,63 @@ class _Slots:
 class _Ear:
     """Hands messages to whoever has room and counts the answers."""
 
-    def __init__(self, messages: Iterator[Outgoing]) -> None:
-        self._left = list(messages)
-        self._wanted = len(self._left)
-        self._answered = 0
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def __init__(self) -> None:
+        self._left: list[Outgoing] = []
+        self._owed = 0
+        self._sessions: dict[int, Session] = {}
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def all_connected(self) -> None:
+        """Every connection has shaken hands: that is no message's cost."""
+        while len(self._sessions) < _CONNECTIONS:
+            if self._done.done():
+                self._done.result()
+            await asyncio.sleep(0.01)
+
+    async def send(self, group: list[Outgoing]) -> None:
+        """Until each of these has its answer."""
+        if self._done.done():
+            self._done.result()
+        self._left, self._owed = list(reversed(group)), len(group)
+        self._done = asyncio.get_running_loop().create_future()
+        for session in self._sessions.values():
+            self.on_ready(session)
+        await asyncio.wait_for(self._done, _PATIENCE_S)
 
     def on_ready(self, session: Session) -> None:
+        self._sessions[id(session)] = session
         while self._left and session.capacity > 0:
             session.send([self._left.pop()])
 
     def on_events(self, session: Session, events: list[Event]) -> None:
-        self._answered += len(events)
-        if self._answered >= self._wanted and not self.done.done():
-            self.done.set_result(None)
+        self._owed -= len(events)
+        if self._owed <= 0 and not self._done.done():
+            self._done.set_result(None)
 
     def on_session_ended(
         self, subject: Session | Destination, why: Ended, stage: Stage, reply: Reply | None, error: str
     ) -> None:
-        if not self.done.done():
-            self.done.set_exception(NotMeasured(problem=f"{why} at {stage.upper()}: {reply or error}"))
+        self._sessions.pop(id(subject), None)
+        if not self._done.done() and (self._owed > 0 or isinstance(subject, Destination)):
+            self._done.set_exception(NotMeasured(problem=f"{why} at {stage.upper()}: {reply or error}"))
 
 
-async def _send(destination: Destination, limits: ConnectionLimits, messages: Iterator[Outgoing]) -> None:
-    ear = _Ear(messages)
+async def _run(
+    destination: Destination, limits: ConnectionLimits, composer: Composer, plan: Plan, messages: int
+) -> tuple[int, int, float]:
+    """(messages, bytes, seconds of processor time), composed as they go out, a group at a time, as a worker does it."""
+    ear = _Ear()
     pool = Pool(destination, limits, _Slots(_CONNECTIONS), ear, SystemClock())
     pool.want(_CONNECTIONS)
+    sent = size = 0
     try:
-        await asyncio.wait_for(ear.done, _PATIENCE_S)
+        await asyncio.wait_for(ear.all_connected(), _PATIENCE_S)
+        started = time.process_time()
+        while sent < messages:
+            group = list(_messages(composer, plan, min(_AT_ONCE, messages - sent)))
+            await ear.send(group)
+            sent += len(group)
+            size += sum(len(message.content) for message in group)
+        return sent, size, time.process_time() - started
     finally:
         await pool.close()

@@ -51,6 +51,13 @@ class NoSuchPartition(EngineError):
     exit_code = Exit.USAGE
 
 
+class MetricsNeedExtra(EngineError):
+    """`--metrics` needs the package prometheus-client."""
+
+    exit_code = Exit.SETTINGS
+    hint = "pip install 'rowpost[web]'"
+
+
 class SpanType(click.ParamType[float]):
     """A duration such as 90s, 5m, 1h; 0 for none."""
 
@@ -91,6 +98,7 @@ class SpanType(click.ParamType[float]):
 @click.option("--test-to", metavar="ADDRESS", help="Send the content of --rows to this address; nothing is recorded.")
 @click.option("--rows", type=RowNumbers(), default="0", show_default=True, help="Which rows, for --test-to.")
 @click.option("--yes", is_flag=True, help="Do not ask before the first send through a relay elsewhere.")
+@click.option("--metrics", metavar="HOST:PORT", help="Serve this run's metrics for Prometheus there.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def send(
@@ -109,6 +117,7 @@ def send(
     test_to: str | None,
     rows: list[int],
     yes: bool,
+    metrics: str | None,
     log_format: str,
 ) -> None:
     """Send a partition: plan first, then this, then merge-logs. Run again after any crash, it goes on.
@@ -143,7 +152,11 @@ def send(
     )
     _ask_first(campaign, settings, yes)
     as_json = log_format == "json"
-    context.exit(_run(campaign, settings, made, options, adopt=adopt, as_json=as_json, control=control, steal=steal))
+    with _metrics(metrics, settings, options.sender) as show:
+        code = _run(
+            campaign, settings, made, options, adopt=adopt, as_json=as_json, control=control, steal=steal, show=show
+        )
+    context.exit(code)
 
 
 def _fetch(campaign: Campaign, url: str) -> None:
@@ -206,6 +219,22 @@ def _sink(campaign: Campaign, settings: Settings, narration: Narration) -> Itera
         yield f"smtp://{running.host}:{running.port}"
 
 
+@contextlib.contextmanager
+def _metrics(listen: str | None, settings: Settings, sender: str) -> Iterator[list[Supervisor]]:
+    """`--metrics`: whoever is put into the list is shown."""
+    show: list[Supervisor] = []
+    if listen is None:
+        yield show
+        return
+    try:
+        from engine.web.metrics_server import serve_metrics
+    except ImportError:
+        raise MetricsNeedExtra from None
+    lease_s = settings.control.lease.seconds
+    with serve_metrics(listen, settings.campaign.id, sender, lease_s, lambda: show[0].told if show else {}):
+        yield show
+
+
 def _run(
     campaign: Campaign,
     settings: Settings,
@@ -216,6 +245,7 @@ def _run(
     as_json: bool,
     control: str | None,
     steal: bool,
+    show: list[Supervisor],
 ) -> Exit:
     clock = SystemClock()
     lock = PartitionLock(campaign, options.partition, f"{options.sender} (pid {os.getpid()})")
@@ -250,6 +280,7 @@ def _run(
                 options = msgspec.structs.replace(options, relay=relay)
                 rng = random.Random(secrets.randbits(64))
                 supervisor = Supervisor(campaign, settings, store, me, options, narration, clock, rng, shared)
+                show.append(supervisor)
                 code = asyncio.run(_supervise(supervisor, campaign, made, narration))
         store.leave(me.id, clock.wall_us(), supervisor.progress.counters(clock.monotonic()))
         _tell_end(campaign, supervisor, options, code, clock.monotonic())

@@ -83,7 +83,20 @@ _STRUCTURED = frozenset(
 class RowState:
     """What the makers of a row's fields look at."""
 
-    __slots__ = ("mailbox", "message_id", "now_s", "subject", "token", "values", "variables")
+    __slots__ = (
+        "address",
+        "mailbox",
+        "message_id",
+        "now_s",
+        "return_path",
+        "subject",
+        "token",
+        "values",
+        "variables",
+    )
+
+    address: str
+    return_path: str
 
     mailbox: Mailbox
     message_id: str
@@ -100,23 +113,30 @@ Maker = Callable[[RowState], str]  # the field's value; "" leaves the field out
 class Field:
     """One field: fixed (`value`) or made for each row (`make`)."""
 
-    __slots__ = ("_room", "is_signed", "make", "name", "relaxed_name", "value")
+    __slots__ = ("is_made", "is_signed", "make", "name", "relaxed_name", "room", "value")
 
     def __init__(self, name: str, *, value: str = "", make: Maker | None = None) -> None:
-        self.name, self.value, self.make = name, value, make
+        self.name, self.value = name, value
+        self.is_made = make is not None
+        self.make: Maker = make or (lambda row: value)
         self.relaxed_name = name.lower()
         self.is_signed = self.relaxed_name not in UNSIGNED
-        self._room = SOFT_LINE - 1 - len(name)
+        self.room = SOFT_LINE - 1 - len(name)
 
     def write(self, value: str) -> str:
         """The field as written; raises HeaderError."""
-        if len(value) < self._room:
+        if len(value) < self.room:
             return f"{self.name}: {value}\r\n"
         return fold(self.name, value)
 
     def relaxed(self, value: str) -> str:
         """The field in relaxed form; "" where it is not signed."""
-        return relaxed_field(self.relaxed_name, value) if self.is_signed else ""
+        if not self.is_signed:
+            return ""
+        # Values have no line breaks, tabs or blanks at their ends, but for those of the body's own fields.
+        if "  " in value or "\r" in value:
+            return relaxed_field(self.relaxed_name, value)
+        return f"{self.relaxed_name}:{value}\r\n"
 
 
 def header_fields(message: MessageTable, lines: dict[str, Line], content: Sequence[tuple[str, str]]) -> list[Field]:
@@ -203,9 +223,9 @@ def _from(sender: Mailbox, name: Line | None) -> Field:
 
 def _to(name: Line | None) -> Maker:
     if name is None or name.fixed == "":
-        return lambda row: f"{row.mailbox.local}@{row.mailbox.domain}"
+        return lambda row: row.address
     line = name
-    return lambda row: mailbox_value(str(row.mailbox), line.text(row.values, row.variables))
+    return lambda row: mailbox_value(row.address, line.text(row.values, row.variables))
 
 
 def _line_field(name: str, line: Line, *, subject: bool = False) -> Field:
@@ -284,7 +304,7 @@ def merged(fields: Sequence[Field]) -> list[tuple[str, str] | Field]:
     """Fields with fixed neighbours written and joined."""
     out: list[tuple[str, str] | Field] = []
     for field in fields:
-        if field.make is not None:
+        if field.is_made:
             out.append(field)
             continue
         if not field.value:

@@ -20,26 +20,26 @@ from jinja2.runtime import Context
 from markupsafe import Markup, escape
 
 from engine.compose.sandbox import Box, check_length
+from engine.compose.segments import escaped
 from engine.compose.values import text_of
-from formats.message import decode_qp, plain_value, qp_fragment
+from formats.message import SOFT_BREAK, decode_qp, qp_fragment, short_fragment
 
 Encode = Callable[[Any], str]
 
 
 def html_encoder(*, canonical: bool = False) -> Encode:
     """What turns a value into a fragment of an HTML part: text form, escaped unless safe, quoted-printable."""
-    plain = plain_value(html=True, canonical=canonical)
 
     def html_fragment(value: Any) -> str:
         if type(value) is str:
-            # Letters, digits, blanks: cheaper than the regular expression, and most values.
+            # Letters, digits, blanks: most values, and nothing of them to escape.
             words = value if canonical else value.replace(" ", "")
-            if (words.isalnum() and value.isascii() and len(value) < 76 and value[0] != "F") or plain(value):
-                return value + "=\r\n"
-        elif value is None:
+            if words.isalnum() and value.isascii() and len(value) < 76 and value[0] != "F":
+                return value + SOFT_BREAK
+            value = escaped(value)
+            return short_fragment(value, canonical) or qp_fragment(value, canonical=canonical)
+        if value is None:
             return ""
-        elif type(value) is int:
-            return f"{value}=\r\n" if len(str(value)) < 70 else qp_fragment(str(value))
         return qp_fragment(str(escape(text_of(value))), canonical=canonical)
 
     return html_fragment
@@ -47,14 +47,14 @@ def html_encoder(*, canonical: bool = False) -> Encode:
 
 def text_encoder(*, canonical: bool = False) -> Encode:
     """What turns a value into a fragment of a text part: text form, quoted-printable."""
-    plain = plain_value(html=False, canonical=canonical)
 
     def text_fragment(value: Any) -> str:
         if type(value) is str:
             words = value if canonical else value.replace(" ", "")
-            if (words.isalnum() and value.isascii() and len(value) < 76 and value[0] != "F") or plain(value):
-                return value + "=\r\n"
-        elif value is None:
+            if words.isalnum() and value.isascii() and len(value) < 76 and value[0] != "F":
+                return value + SOFT_BREAK
+            return short_fragment(value, canonical) or qp_fragment(value, canonical=canonical)
+        if value is None:
             return ""
         return qp_fragment(str(text_of(value)), canonical=canonical)
 

@@ -10,8 +10,10 @@ stays behind in memory, but for caches of fixed size.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,7 +36,10 @@ from formats.message import decode_qp, qp_fragment
 from formats.recipients import bare_name
 from formats.verp import TokenMaker
 
-_SIGN_CHUNK = 8  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 700 µs
+NO_VARIABLES: Variables = {}
+Row = tuple[int, Mailbox, Sequence[object]]  # number, recipient, values of the composer's columns
+_SIGN_CHUNK = 32  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 240 to 900
+_CHUNKS_WAITING = 4  # for a pool of that many threads; they bound the memory of what is rendered ahead
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -59,12 +64,14 @@ class RowProblem(Exception):
 
 
 class Draft:
-    """A message but for its signatures."""
+    """A message but for its signatures. `body` is in pieces, most of them shared by all rows."""
 
-    __slots__ = ("body", "digests", "head", "mailbox", "return_path", "unsigned")
+    __slots__ = ("body", "digests", "head", "is_utf8", "recipient", "return_path", "unsigned")
 
-    def __init__(self, return_path: str, mailbox: Mailbox, head: bytes, body: bytes) -> None:
-        self.return_path, self.mailbox, self.head, self.body = return_path, mailbox, head, body
+    def __init__(self, state: RowState, head: bytes, body: Sequence[bytes]) -> None:
+        self.return_path, self.recipient = state.return_path, state.address
+        self.is_utf8 = not state.mailbox.local.isascii()
+        self.head, self.body = head, body
         self.unsigned: list[str] = []
         self.digests: list[bytes] = []
 
@@ -73,9 +80,8 @@ class Draft:
         content = self.head
         if signatures:
             signed = [signature_field(field, one) for field, one in zip(self.unsigned, signatures, strict=True)]
-            content = b"".join(["".join(signed).encode("ascii"), self.head, self.body])
-        mailbox = self.mailbox
-        return Message(self.return_path, f"{mailbox.local}@{mailbox.domain}", content, mailbox.needs_smtputf8)
+            content = b"".join(["".join(signed).encode("ascii"), self.head, *self.body])
+        return Message(self.return_path, self.recipient, content, self.is_utf8)
 
 
 class Composer:
@@ -108,7 +114,13 @@ class Composer:
         self._tokens, self._is_test = tokens, is_test
         self._return_path = str(settings_address("return_path", message.return_path)) if message.return_path else None
         self._return_domain = _return_domain(settings)
-        self._fields = merged(fields)
+        # The header in pieces, and which of them each row makes: place, maker, "Name: ", length that needs no folding.
+        header = [*merged(fields), ("\r\n", "")]
+        self._written = [piece[0] if isinstance(piece, tuple) else "" for piece in header]
+        self._relaxed = [piece[1] if isinstance(piece, tuple) else "" for piece in header]
+        self._makers = tuple(
+            (at, piece, f"{piece.name}: ", piece.room) for at, piece in enumerate(header) if isinstance(piece, Field)
+        )
         self._bodies, self._lines = bodies, lines
         self._row_attachments, self._files = row_attachments, files
         self._intakes, self._globals, self._extras = intakes, variables, extras
@@ -117,9 +129,11 @@ class Composer:
         )
         self._url = (message.unsubscribe_url or "").partition("{token}")
         self._fixed_extras = (settings.campaign.id, settings.campaign.list_id)
-        self._pieces = tuple(pieces)
-        canonical = any(template.body_form == "relaxed" for _, template in signers)
-        self._segment_body = _segment_body(pieces, bodies, canonical=canonical)
+        self._canonical = any(template.body_form == "relaxed" for _, template in signers)
+        self._segment_body = _segment_body(pieces, bodies, canonical=self._canonical)
+        # Looked up once: hashing an Enum's member costs more than a field does.
+        self._steps = tuple(piece if isinstance(piece, str) else bodies.get(piece, piece) for piece in pieces)
+        self._makes_text = Hole.TEXT in self._steps
         self._boundary_line = ""
         if row_attachments:
             closing = pieces[-1]
@@ -137,60 +151,59 @@ class Composer:
 
     def compose(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Message:
         """The message of `row` for an attempt at `now_us`; raises RowProblem."""
-        draft = self.draft(row, mailbox, values, now_us)
-        return draft.finish(
-            [signer.sign(digest) for (signer, _), digest in zip(self._signers, draft.digests, strict=True)]
-        )
+        if self._signers:
+            draft = self.draft(row, mailbox, values, now_us)
+            return draft.finish(self._sign([draft])[0])
+        try:
+            state = self._state(row, mailbox, values, now_us)
+            content = self._unsigned(state)
+        except Exception as problem:
+            raise _row_problem(problem) from problem
+        return Message(state.return_path, state.address, content, not mailbox.local.isascii())
 
     def draft(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Draft:
         """The message but for its signatures, which are the expensive part; raises RowProblem."""
         try:
-            return self._draft(row, mailbox, values, now_us)
-        except RowProblem:
-            raise
+            state = self._state(row, mailbox, values, now_us)
+            return self._signable(state) if self._signers else Draft(state, self._unsigned(state), ())
         except Exception as problem:
             # Whatever a template or a value does belongs to its row, never to the process.
-            raise RowProblem("render", reason_of(problem)) from problem
+            raise _row_problem(problem) from problem
 
-    def _draft(self, row: int, mailbox: Mailbox, values: Sequence[Any], now_us: int) -> Draft:
+    def _state(self, row: int, mailbox: Mailbox, values: Sequence[Any], now_us: int) -> RowState:
         message_id, bounce, token = self._tokens.strings(row)
         state = RowState()
-        state.mailbox, state.token, state.now_s = mailbox, token, now_us // 1_000_000
+        state.mailbox, state.address = mailbox, f"{mailbox.local}@{mailbox.domain}"
+        state.return_path = self._return_path or f"{bounce}@{self._return_domain}"
+        state.token, state.now_s = token, now_us // 1_000_000
         # Providers drop a second message of one Message-ID: a test is sent again on purpose.
         state.message_id = f"{message_id}.{now_us:x}" if self._is_test else message_id
-        state.values, state.variables, state.subject = values, {}, None
+        state.values, state.variables, state.subject = values, NO_VARIABLES, None
         if self._extras:
             self._add_extras(state, row)
         if self._needs_variables:
             self._add_variables(state)
         if self._extras:
             self._add_lines(state)
-        return_path = self._return_path or f"{bounce}@{self._return_domain}"
-        if not self._signers:
-            written: list[str] = []
-            for field in self._fields:
-                if isinstance(field, tuple):
-                    written.append(field[0])
-                elif value := field.make(state):  # type: ignore[misc]  # merged() leaves only fields with makers
-                    written.append(field.write(value))
-            written.append("\r\n")
-            written += self._body(state)
-            return Draft(return_path, mailbox, "".join(written).encode(), b"")
-        return self._signable(state, return_path)
+        return state
 
-    def _signable(self, state: RowState, return_path: str) -> Draft:
-        written: list[str] = []
-        relaxed: list[str] = []
-        for field in self._fields:
-            if isinstance(field, tuple):
-                written.append(field[0])
-                relaxed.append(field[1])
-            elif value := field.make(state):  # type: ignore[misc]
-                written.append(field.write(value))
-                relaxed.append(field.relaxed(value))
-        written.append("\r\n")
-        body = "".join(self._body(state)).encode("ascii")
-        draft = Draft(return_path, state.mailbox, "".join(written).encode(), body)
+    def _unsigned(self, state: RowState) -> bytes:
+        written = self._written.copy()
+        for at, field, lead, room in self._makers:
+            value = field.make(state)
+            if value:
+                written[at] = f"{lead}{value}\r\n" if len(value) < room else field.write(value)
+        return b"".join(["".join(written).encode(), *self._body(state)])
+
+    def _signable(self, state: RowState) -> Draft:
+        written, relaxed = self._written.copy(), self._relaxed.copy()
+        for at, field, lead, room in self._makers:
+            value = field.make(state)
+            if value:
+                written[at] = f"{lead}{value}\r\n" if len(value) < room else field.write(value)
+                relaxed[at] = field.relaxed(value)
+        body = self._body(state)
+        draft = Draft(state, "".join(written).encode(), body)
         hashes = {form: hasher.digest(body) for form, hasher in self._hashers.items()}
         covered = "".join(relaxed)
         for _, template in self._signers:
@@ -199,26 +212,27 @@ class Composer:
             draft.digests.append(hashlib.sha256((covered + canonical).encode()).digest())
         return draft
 
-    def _body(self, state: RowState) -> list[str]:
+    def _body(self, state: RowState) -> list[bytes]:
         """The body's pieces, in order."""
         values = state.values
         if self._segment_body is not None:
             return self._segment_body.fill(values)
-        filled: dict[Hole, list[str]] = {}
+        variables = state.variables
+        html: list[str] | None = None
+        if self._makes_text:
+            html = list(self._bodies[Hole.HTML].fill(values, variables))
+            text = html_to_text(decode_qp("".join(html)))
         out: list[str] = []
-        if Hole.HTML in self._bodies and Hole.TEXT not in self._bodies and Hole.TEXT in self._pieces:
-            filled[Hole.HTML] = list(self._bodies[Hole.HTML].fill(values, state.variables))
-            filled[Hole.TEXT] = [qp_fragment(html_to_text(decode_qp("".join(filled[Hole.HTML]))))]
-        for piece in self._pieces:
-            if isinstance(piece, str):
-                out.append(piece)
-            elif piece is Hole.ATTACHMENTS:
-                out.append(self._attachments(state))
-            elif piece in filled:
-                out += filled[piece]
+        for step in self._steps:
+            if type(step) is str:
+                out.append(step)
+            elif isinstance(step, Body):
+                out += html if html is not None else step.fill(values, variables)
+            elif step is Hole.TEXT:
+                out.append(qp_fragment(text, canonical=self._canonical))
             else:
-                out += self._bodies[piece].fill(values, state.variables)
-        return out
+                out.append(self._attachments(state))
+        return ["".join(out).encode("ascii")]
 
     def _attachments(self, state: RowState) -> str:
         out = []
@@ -239,7 +253,7 @@ class Composer:
     def _add_extras(self, state: RowState, row: int) -> None:
         before, marker, after = self._url
         url = f"{before}{state.token}{after}" if marker else None
-        state.values = [*state.values, url, *self._fixed_extras, row, str(state.mailbox), None, None]
+        state.values = [*state.values, url, *self._fixed_extras, row, state.address, None, None]
 
     def _add_variables(self, state: RowState) -> None:
         variables = state.variables = self._globals.copy()
@@ -265,48 +279,74 @@ class Composer:
 
     # --- many messages
 
+    @property
+    def signs(self) -> bool:
+        """Whether messages are signed: then `draft` and, in a thread, `sign` keep the loop free."""
+        return bool(self._signers)
+
+    def sign(self, drafts: Sequence[Draft]) -> list[Message]:
+        """The signed messages of these drafts. May run in any thread, for the crypto releases the GIL."""
+        return [draft.finish(signatures) for draft, signatures in zip(drafts, self._sign(drafts), strict=True)]
+
     def compose_many(
         self,
-        rows: Iterable[tuple[int, Mailbox, Sequence[object]]],
+        rows: Iterable[Row],
         now_us: int,
         executor: Executor | None = None,
     ) -> list[Message | RowProblem]:
         """The messages of `rows` in order.
 
-        With an executor of threads, signatures are made there while the next rows are rendered here.
+        With an executor of threads, signatures are made there while the next rows are rendered here. Rows go in chunks:
+        signatures one after the other keep the key's tables in the processor's cache, and a finished chunk's memory is
+        used again.
         """
-        drafts: list[Draft | RowProblem] = []
-        chunk: list[Draft] = []
-        waiting: list[Future[list[list[bytes]]]] = []
-        for row, mailbox, values in rows:
-            try:
-                draft = self.draft(row, mailbox, values, now_us)
-            except RowProblem as problem:
-                drafts.append(problem)
+        made: list[Message | RowProblem] = []
+        waiting: deque[tuple[list[Draft | RowProblem], Future[list[list[bytes]]]]] = deque()
+        for chunk in _chunks(rows, _SIGN_CHUNK):
+            drafts = [self._draft_or_problem(row, mailbox, values, now_us) for row, mailbox, values in chunk]
+            to_sign = [draft for draft in drafts if isinstance(draft, Draft)]
+            if executor is None or not self._signers:
+                made += _finished(drafts, self._sign(to_sign))
                 continue
-            drafts.append(draft)
-            if executor is not None and self._signers:
-                chunk.append(draft)
-                if len(chunk) == _SIGN_CHUNK:
-                    waiting.append(executor.submit(self._sign, chunk))
-                    chunk = []
-        if executor is not None and chunk:
-            waiting.append(executor.submit(self._sign, chunk))
-        signatures: Iterator[list[bytes]]
-        if executor is None:
-            signatures = (one for draft in drafts if isinstance(draft, Draft) for one in self._sign([draft]))
-        else:
-            signatures = (one for future in waiting for one in future.result())
-        return [
-            draft if isinstance(draft, RowProblem) else draft.finish(next(signatures) if self._signers else [])
-            for draft in drafts
-        ]
+            waiting.append((drafts, executor.submit(self._sign, to_sign)))
+            if len(waiting) > _CHUNKS_WAITING:
+                oldest, signatures = waiting.popleft()
+                made += _finished(oldest, signatures.result())
+        for drafts, signatures in waiting:
+            made += _finished(drafts, signatures.result())
+        return made
+
+    def _draft_or_problem(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int
+    ) -> Draft | RowProblem:
+        try:
+            return self.draft(row, mailbox, values, now_us)
+        except RowProblem as problem:
+            return problem
 
     def _sign(self, drafts: Sequence[Draft]) -> list[list[bytes]]:
         signers = [signer for signer, _ in self._signers]
         return [
             [signer.sign(digest) for signer, digest in zip(signers, draft.digests, strict=True)] for draft in drafts
         ]
+
+
+def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    source = iter(rows)
+    while chunk := list(islice(source, size)):
+        yield chunk
+
+
+def _finished(
+    drafts: Sequence[Draft | RowProblem], signatures: Sequence[Sequence[bytes]]
+) -> Iterator[Message | RowProblem]:
+    made = iter(signatures)
+    for draft in drafts:
+        yield draft.finish(next(made)) if isinstance(draft, Draft) else draft
+
+
+def _row_problem(problem: Exception) -> RowProblem:
+    return problem if isinstance(problem, RowProblem) else RowProblem("render", reason_of(problem))
 
 
 def _segment_body(pieces: Sequence[Piece], bodies: dict[Hole, Body], *, canonical: bool) -> SegmentBody | None:
@@ -507,7 +547,7 @@ def _signers(settings: Settings, folder: Path, fields: Sequence[Field]) -> list[
             selector=table.selector,
             algorithm=signer.algorithm,
             body_form=body_form(table),
-            signed=signed_names(field.name for field in fields if field.make or field.value),
+            signed=signed_names(field.name for field in fields if field.is_made or field.value),
         )
         signers.append((signer, template))
     return signers

@@ -40,51 +40,58 @@ class SegmentBody:
         self._canonical = canonical
         self._slots = [part for part in parts if isinstance(part, Slot)]
         self._wanted = tuple(dict.fromkeys((slot.index, slot.default) for slot in self._slots))
-        # For values encoded together: static text and values in turn, each value's soft break part of the text.
-        self._static: list[str] = [""]
-        # For values encoded one by one, soft break and all.
-        self._single: list[str | Slot] = list(parts)
+        # For values encoded together: static bytes and values in turn, each value's soft break part of what follows.
+        static: list[str] = [""]
         for part in parts:
             if isinstance(part, str):
-                self._static[-1] += part
+                static[-1] += part
             else:
-                self._static += ["", SOFT_BREAK]
+                static += ["", SOFT_BREAK]
+        self._static = [piece.encode("ascii") for piece in static]
+        # For values encoded one by one, soft break and all.
+        self._single = [part.encode("ascii") if isinstance(part, str) else part for part in parts]
         self._has_text = any(not slot.is_html for slot in self._slots)
         self._has_html = any(slot.is_html for slot in self._slots)
-        # Of the values as text, then the values as HTML, those that stand in the slots, in order.
-        places = [
-            self._wanted.index((slot.index, slot.default)) + (len(self._wanted) if slot.is_html else 0)
-            for slot in self._slots
-        ]
-        self._pick: Callable[[list[str]], Sequence[str]]
-        if len(places) == 1:
-            (only,) = places
-            self._pick = lambda both: (both[only],)
-        else:
-            self._pick = itemgetter(*places) if places else lambda both: ()
+        self._values = _getter([index for index, _ in self._wanted])
+        # Which of the encoded values stand in the slots: where HTML and text are encoded alike, and where they differ
+        # (the values as text first, those as HTML behind them).
+        alike = [self._wanted.index((slot.index, slot.default)) for slot in self._slots]
+        self._alike = _getter(alike)
+        self._apart = _getter(
+            [at + len(self._wanted) * slot.is_html for at, slot in zip(alike, self._slots, strict=True)]
+        )
 
-    def fill(self, values: Sequence[Any]) -> list[str]:
+    def fill(self, values: Sequence[Any]) -> list[bytes]:
         """The segments of a row; their join is the body."""
-        strings = [
-            value if type(value := values[index]) is str else _string(value, default) for index, default in self._wanted
-        ]
-        text = joined = "\n".join(strings)
-        html = _escaped(joined) if self._has_html else joined
-        encoded = _together(html, len(strings), self._canonical)
+        try:
+            text = "\n".join(self._values(values))
+        except TypeError:  # not all of them are texts
+            text = "\n".join([_string(values[index], default) for index, default in self._wanted])
+        html = escaped(text) if self._has_html else text
+        encoded = _together(html, len(self._wanted), self._canonical)
         if encoded is None:
             return self._one_by_one(values)
-        # HTML is never shorter than its text, so what fits as HTML fits as text; and mostly they are the same.
-        plain = encoded
-        if self._has_text and html is not text:
-            plain = _together(text, len(strings), self._canonical) or []
-            if not plain:
-                return self._one_by_one(values)
         out = self._static.copy()
-        out[1::2] = self._pick(plain + encoded)
+        # HTML is never shorter than its text, so what fits as HTML fits as text; and mostly they are the same.
+        if html is text or not self._has_text:
+            out[1::2] = self._alike(encoded)
+            return out
+        plain = _together(text, len(self._wanted), self._canonical)
+        if plain is None:
+            return self._one_by_one(values)
+        out[1::2] = self._apart([*plain, *encoded])
         return out
 
-    def _one_by_one(self, values: Sequence[Any]) -> list[str]:
-        return [part if isinstance(part, str) else part.fragment(values) for part in self._single]
+    def _one_by_one(self, values: Sequence[Any]) -> list[bytes]:
+        return [part if isinstance(part, bytes) else part.fragment(values).encode("ascii") for part in self._single]
+
+
+def _getter(places: list[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What takes these places of a sequence."""
+    if len(places) == 1:
+        (only,) = places
+        return lambda items: (items[only],)
+    return itemgetter(*places) if places else lambda items: ()
 
 
 def _string(value: Any, default: str) -> str:
@@ -93,8 +100,8 @@ def _string(value: Any, default: str) -> str:
     return default if value is None or value != value else str(text_of(value))
 
 
-def _escaped(text: str) -> str:
-    # As markupsafe escapes, without making Markup of it.
+def escaped(text: str) -> str:
+    """`text` escaped as markupsafe does it, but not Markup; the same object where there is nothing to do."""
     if "&" in text:
         text = text.replace("&", "&amp;")
     if "<" in text:
@@ -108,23 +115,24 @@ def _escaped(text: str) -> str:
     return text
 
 
-def _together(joined: str, count: int, canonical: bool) -> list[str] | None:
+def _together(joined: str, count: int, canonical: bool) -> list[bytes] | None:
     """The values in quoted-printable, without the soft breaks; None where one of them is no whole line."""
     if joined.isascii() and joined.replace("\n", " ").isprintable():
-        if "=" in joined:
-            joined = joined.replace("=", "=3D")
+        encoded = joined.encode("ascii")
+        if b"=" in encoded:
+            encoded = encoded.replace(b"=", b"=3D")
     else:
         try:
-            joined = binascii.b2a_qp(joined.encode()).decode("ascii")
+            encoded = binascii.b2a_qp(joined.encode())
         except UnicodeEncodeError:  # a lone surrogate
             return None
-        if "\r" in joined:
+        if b"\r" in encoded:
             return None
-    if joined[:1] in (".", "F") or "\n." in joined or "\nFrom " in joined:
+    if encoded[:1] in (b".", b"F") or b"\n." in encoded or b"\nFrom " in encoded:
         return None
-    if canonical and ("  " in joined or "\t" in joined):
+    if canonical and (b"  " in encoded or b"\t" in encoded):
         return None
-    lines = joined.split("\n")
-    if len(lines) != count or (len(joined) > 75 and max(map(len, lines)) > 75):
+    lines = encoded.split(b"\n")
+    if len(lines) != count or (len(encoded) > 75 and max(map(len, lines)) > 75):
         return None
     return lines

@@ -20,6 +20,7 @@ _CATCH_UP = 1.05  # tokens come a little faster than the rate, to make up for st
 _BURST_S = 0.5  # what may go at once, in seconds of the rate
 _ROUNDING = 1e-6
 _LATE_S = 5.0  # reports of an expired allowance are still heard for so long
+_TIDY = 32  # accounted allowances that may lie about
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -110,6 +111,7 @@ class Purse:
         shortest = min(rate.per_s for rate in rates)
         self.valid_s = min(max(shortest * 0.01, 0.25), 10.0)
         self._late_s = min(shortest, _LATE_S)
+        self._accounted = 0
 
     @property
     def per_second(self) -> float:
@@ -191,7 +193,11 @@ class Purse:
                 part = min(given.messages, messages - taken)
                 given.messages -= part
                 taken += part
+                self._accounted += not given.messages
         self.outstanding -= taken
+        if self._accounted > _TIDY:
+            self._given = deque(given for given in self._given if given.messages)
+            self._accounted = 0
         while self._given and not self._given[0].messages:
             self._given.popleft()
         return taken

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -32,6 +32,8 @@ _EVEN_S = 5.0  # between two rounds of evening out
 _SOON_S = 1.0  # a connection is worth opening when a message may go this soon
 _PATIENCE_S = 10.0  # the longest a message occupies a connection, for how many a rate can use
 _QUANTUM_S = 0.05  # allowances of one key are handed out at most this often
+_URGENT_ROWS = 4  # urgent rows for which one more connection is taken from others: what one has in hand
+_SHARE = 0.1  # of connections and messages, left to the others while urgent rows could use all
 
 
 class Limit(msgspec.Struct, frozen=True):
@@ -74,10 +76,13 @@ Decision: TypeAlias = Grant | Allow | Revoke
 class _Seat:
     """One worker at one key."""
 
-    __slots__ = ("allowed_at", "got_at", "held", "leaving", "since", "waiting")
+    __slots__ = ("allowed_at", "got_at", "held", "is_warm", "leaving", "rows", "since", "urgent", "waiting")
 
     def __init__(self, now: float) -> None:
         self.waiting = 0  # rows
+        self.rows = 0  # the same, and at least 1 for a seat that is kept warm: what connections are given by
+        self.is_warm = False
+        self.urgent = 0  # of these, rows that go before everybody else's
         self.since = now  # when `waiting` last became zero or more than zero
         self.held = 0  # slots, revoked ones included
         self.leaving = 0  # revoked, not yet closed
@@ -88,12 +93,18 @@ class _Seat:
     def active(self) -> int:
         return self.held - self.leaving
 
+    @property
+    def lacking(self) -> int:
+        """Connections that its urgent rows are short of."""
+        return max(-(-self.urgent // _URGENT_ROWS), self.is_warm) - self.active
+
 
 class _Desk:
     """One key."""
 
     __slots__ = (
         "ceiling",
+        "credit",
         "due_at",
         "evened_at",
         "held",
@@ -111,6 +122,7 @@ class _Desk:
         self.held = 0
         self.leaving = 0
         self.ceiling: int | None = None
+        self.credit = 0.0  # messages owed to the others for those that urgent rows took
         self.evened_at = -math.inf
         self.next_allow = -math.inf
         self.due_at = math.inf
@@ -163,13 +175,27 @@ class Ledger:
 
     # What the workers say.
 
-    def demand(self, worker: int, wanted: Mapping[Key, int], now: float) -> None:
-        """Rows the worker has waiting for a connection, per key; keys not named stay as they were."""
+    def demand(
+        self,
+        worker: int,
+        wanted: Mapping[Key, int],
+        now: float,
+        urgent: Mapping[Key, int] | None = None,
+        warm: Collection[Key] = (),
+    ) -> None:
+        """Rows the worker has waiting for a connection, per key; keys not named stay as they were.
+
+        `urgent` of them go before the rows of all others: they get slots and allowances first, but for a tenth.
+        At a `warm` key the worker keeps a connection also while it has no row, so that the next one need not wait.
+        """
         for key, rows in wanted.items():
             seat = self._desk(key, now).seat(worker, now)
             if (rows > 0) != (seat.waiting > 0):
                 seat.since = now
             seat.waiting = max(rows, 0)
+            seat.urgent = min(seat.waiting, urgent.get(key, 0)) if urgent else 0
+            seat.is_warm = key in warm
+            seat.rows = seat.waiting or int(seat.is_warm)
             self._dirty[key] = None
 
     def closed(self, worker: int, key: Key, connections: int, now: float) -> None:
@@ -296,7 +322,7 @@ class Ledger:
                 self._shrink(key, desk, -(free + desk.leaving), out)
             return math.inf
         hungry = [(seat.held - seat.leaving, seat.since, worker) for worker, seat in desk.seats.items()
-                  if seat.waiting > 0 and seat.held - seat.leaving < seat.waiting]  # fmt: skip
+                  if seat.rows > 0 and seat.held - seat.leaving < seat.rows]  # fmt: skip
         if not hungry:
             return math.inf
         again = math.inf
@@ -320,7 +346,10 @@ class Ledger:
         best_worker = best_active = 0
         for worker, seat in desk.seats.items():
             active = seat.held - seat.leaving
-            if seat.waiting > active and (
+            if (seat.urgent or seat.is_warm) and seat.lacking > 0:
+                best, best_worker = seat, worker
+                break
+            if seat.rows > active and (
                 best is None or active < best_active or (active == best_active and seat.since < best.since)
             ):
                 best, best_worker, best_active = seat, worker, active
@@ -338,9 +367,16 @@ class Ledger:
     ) -> None:
         """Gives `free` slots, one at a time to who has the fewest."""
         valid_s = math.inf if desk.opening is None else desk.opening.valid_s
+        urgent = [one for one in hungry if (seat := desk.seats[one[2]]).lacking > 0 and (seat.urgent or seat.is_warm)]
+        if urgent and len(urgent) < len(hungry):
+            most = min(free, sum(desk.seats[worker].lacking for _, _, worker in urgent))
+            self._fill(key, desk, urgent, most, now, out)
+            free -= most
+            if not free:
+                return
         if free == 1 or len(hungry) == 1:
             active, _, worker = min(hungry)
-            given = {worker: min(free, desk.seats[worker].waiting - active)}
+            given = {worker: min(free, desk.seats[worker].rows - active)}
         else:
             given = {}
             heapq.heapify(hungry)
@@ -348,7 +384,7 @@ class Ledger:
                 active, since, worker = hungry[0]
                 given[worker] = given.get(worker, 0) + 1
                 free -= 1
-                if active + 1 < desk.seats[worker].waiting:
+                if active + 1 < desk.seats[worker].rows:
                     heapq.heapreplace(hungry, (active + 1, since, worker))
                 else:
                     heapq.heappop(hungry)
@@ -367,7 +403,11 @@ class Ledger:
     def _shrink(self, key: Key, desk: _Desk, excess: int, out: list[Decision]) -> None:
         """Revokes `excess` slots: of workers without rows first, then of who has the most."""
         taken: dict[int, int] = {}
-        heap = [(seat.waiting > 0, -seat.active, worker) for worker, seat in desk.seats.items() if seat.active]
+        heap = [
+            (seat.rows > 0 and (1 + (seat.urgent > 0 or seat.is_warm)), -seat.active, worker)
+            for worker, seat in desk.seats.items()
+            if seat.active
+        ]
         heapq.heapify(heap)
         while excess and heap:
             busy, active, worker = heap[0]
@@ -384,8 +424,10 @@ class Ledger:
         """All slots are out and somebody waits: may somebody else give one up? Returns when to ask again."""
         if desk.leaving:
             return math.inf  # some are on their way; their `closed` brings us back
+        if any(seat.urgent or seat.is_warm for seat in desk.seats.values()) and self._make_way(key, desk, allowed, out):
+            return math.inf
         poorest = min(
-            ((seat.active, seat.since, worker) for worker, seat in desk.seats.items() if seat.waiting > seat.active),
+            ((seat.active, seat.since, worker) for worker, seat in desk.seats.items() if seat.rows > seat.active),
             default=None,
         )
         if poorest is None:
@@ -393,7 +435,7 @@ class Ledger:
         again = math.inf
         # Workers that hold connections and have had no rows for a while.
         for worker, seat in desk.seats.items():
-            if seat.active and not seat.waiting:
+            if seat.active and not seat.rows:
                 if now - seat.since >= _IDLE_S:
                     self._revoke(key, desk, worker, seat.active, out)
                 else:
@@ -401,11 +443,13 @@ class Ledger:
         if desk.leaving:
             return again
         richest = max(
-            ((seat.active, -seat.got_at, worker) for worker, seat in desk.seats.items() if seat.waiting), default=None
+            ((seat.active, -seat.got_at, worker) for worker, seat in desk.seats.items() if seat.rows), default=None
         )
         if richest is None:
             return again
         gap = richest[0] - poorest[0]
+        if gap >= 2 and desk.seats[richest[2]].urgent:
+            return again
         if gap >= 2:
             if now - desk.evened_at >= _EVEN_S:
                 desk.evened_at = now
@@ -421,6 +465,28 @@ class Ledger:
             else:
                 again = min(again, at)
         return again
+
+    def _make_way(self, key: Key, desk: _Desk, allowed: int, out: list[Decision]) -> bool:
+        """Urgent rows do not wait for an even share: others close connections now. Some are left to them."""
+        need = sum(max(0, seat.lacking) for seat in desk.seats.values())
+        if need <= 0:
+            return False
+        others = {
+            worker: seat.active
+            for worker, seat in desk.seats.items()
+            if seat.active and not (seat.urgent or seat.is_warm)
+        }
+        keep = min(allowed - 1, max(1, math.ceil(allowed * _SHARE)))
+        need = min(need, sum(others.values()) - keep)
+        taken: dict[int, int] = {}
+        while need > 0:
+            worker = max(others, key=lambda one: others[one])
+            others[worker] -= 1
+            taken[worker] = taken.get(worker, 0) + 1
+            need -= 1
+        for worker, connections in taken.items():
+            self._revoke(key, desk, worker, connections, out)
+        return bool(taken)
 
     def _revoke(self, key: Key, desk: _Desk, worker: int, connections: int, out: list[Decision]) -> None:
         desk.seats[worker].leaving += connections
@@ -443,6 +509,8 @@ class Ledger:
         if not left:
             return purse.next_at(now)
         takers.sort()  # who was served longest ago comes first
+        if any(desk.seats[worker].urgent for _, worker, _ in takers):
+            left = self._urgent_messages(key, desk, purse, left, takers, now, out)
         while left and takers:
             share = -(-left // len(takers))
             _, worker, wants = takers.pop(0)
@@ -453,6 +521,35 @@ class Ledger:
             out.append(Allow(worker, key, messages, purse.valid_s))
         desk.next_allow = now + _QUANTUM_S
         return max(desk.next_allow, purse.next_at(now)) if takers or left == 0 else math.inf
+
+    def _urgent_messages(
+        self,
+        key: Key,
+        desk: _Desk,
+        purse: Purse,
+        left: int,
+        takers: list[tuple[float, int, int]],
+        now: float,
+        out: list[Decision],
+    ) -> int:
+        """Urgent rows take what they want of `left`, but for the tenth that the others have saved up; what is left."""
+        have_others = any(not desk.seats[worker].urgent for _, worker, _ in takers)
+        owed = min(left, int(desk.credit)) if have_others else 0
+        for place, (_, worker, wants) in enumerate(takers):
+            seat = desk.seats[worker]
+            messages = min(seat.urgent - purse.holding(worker, now), wants, left - owed)
+            if messages <= 0:
+                continue
+            left -= messages
+            desk.credit = min(desk.credit + messages * _SHARE, 10.0) if have_others else 0.0
+            purse.give(worker, messages, now)
+            seat.allowed_at = now
+            out.append(Allow(worker, key, messages, purse.valid_s))
+            takers[place] = (now, worker, wants - messages)
+        takers[:] = [taker for taker in takers if taker[2] > 0 and not (desk.seats[taker[1]].urgent and have_others)]
+        if have_others:
+            desk.credit = max(0.0, desk.credit - left)
+        return left
 
 
 def _worth_opening(desk: _Desk, purse: Purse, now: float) -> tuple[int, float]:

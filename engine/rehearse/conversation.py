@@ -420,7 +420,9 @@ class Conversation(Connection):
         self.greeted = False
         self.user = None
         self._reset()
+        # A quick client's EHLO may have come in with its end of the handshake, before we were told that it is over.
         self._held = False
+        self._run()
 
     def _auth(self, line: bytes) -> None:
         words = line.split()

@@ -17,7 +17,7 @@ import msgspec
 
 from engine.campaign import Campaign, NoPlan, make_private_folder
 from engine.clock import Clock
-from engine.control.sqlite import SqliteStore
+from engine.control.opening import open_store
 from engine.control.store import Life, Override, Store
 from engine.errors import EngineError
 from engine.web.problems import Refused
@@ -36,13 +36,6 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     value: str = ""
     address: str = ""  # the client's
     failed: str = ""
-
-
-def open_store(campaign: Campaign) -> Store:
-    """The campaign's control store, for writing; raises NoPlan, StoreAway."""
-    if not campaign.store_file.exists():
-        raise NoPlan(folder=campaign.folder)
-    return SqliteStore(campaign.store_file)
 
 
 class Acts:

@@ -240,7 +240,7 @@ class Api:
 
     def slow(self, request: Request, body: Slow) -> Done:
         provider = request.path_params["provider"]
-        known = {one.name for one in self.watched(request).look()[0].providers}
+        known = {one.name for one in self.watched(request).look(fresh=True)[0].providers}
         if provider not in known:
             raise Refused(404, "nothing was sent to that provider yet")
         return self._act(request, lambda acts: acts.slow(provider, body.connections, body.per_second, body.for_s))

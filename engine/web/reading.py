@@ -14,8 +14,9 @@ from typing import Protocol
 import msgspec
 
 from engine.campaign import Campaign
+from engine.control.opening import open_store
 from engine.control.statements import load_statements
-from engine.control.store import BatchTally, CampaignRecord, Incarnation, Life, Override, StoreAway
+from engine.control.store import BatchTally, CampaignRecord, Incarnation, Life, Override, Store, StoreAway
 
 _PATIENCE_S = 2.0
 
@@ -27,6 +28,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     batches: list[BatchTally]
     incarnations: list[Incarnation]
     overrides: list[Override]
+    is_shared: bool = False  # several machines, which take over each other's batches
 
 
 class Reader(Protocol):
@@ -118,9 +120,33 @@ def _incarnation(
     )
 
 
+class SharedReader:
+    """Over a store that machines share, by a connection of our own."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(self) -> Reading:
+        store = self._store
+        return Reading(
+            campaign=store.campaign(),
+            batches=store.batches(),
+            incarnations=store.incarnations(),
+            overrides=store.overrides(),
+            is_shared=True,
+        )
+
+    def close(self) -> None:
+        self._store.close()
+
+
 def open_reader(campaign: Campaign) -> Reader | None:
-    """A reader of the campaign's store, or None where nothing was planned yet."""
-    return SqliteReader(campaign.store_file) if campaign.store_file.exists() else None
+    """A reader of the campaign's store, or None where nothing was planned yet. Raises the stores' errors."""
+    if campaign.store_file.exists():
+        return SqliteReader(campaign.store_file)
+    if not campaign.plan_file.exists() or campaign.plan().store == "sqlite":
+        return None
+    return SharedReader(open_store(campaign))
 
 
 OpenReader = Callable[[Campaign], Reader | None]

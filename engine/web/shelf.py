@@ -17,7 +17,6 @@ from engine.campaign import Campaign
 from engine.capacity import OurRate, capacity
 from engine.clock import Clock, SystemClock
 from engine.config import SETTINGS_FILE
-from engine.control.store import StoreAway
 from engine.errors import EngineError
 from engine.pace.budgets import load_budgets
 from engine.route.provider import load_providers
@@ -70,7 +69,7 @@ class Watched:
                 try:
                     snapshot = self._take(now)
                     self.problem = ""
-                except (StoreAway, OSError) as problem:
+                except (EngineError, OSError) as problem:
                     self.problem = str(problem)
                     snapshot = self._last[0] if self._last is not None else self._without(now)
                 self._last = (snapshot, _ENCODE.encode(snapshot))

@@ -177,10 +177,15 @@ def take_snapshot(
     living = [one for one in incarnations if is_alive(one, now_us)]
     counts = _totals(incarnations)
     rows = record.rows if record else 0
-    left = _left(reading, now_us) if reading and record else 0
+    left = _left(reading, sum(counts[kind] for kind in KINDS)) if reading and record else 0
     uncounted = max(0, rows - left - sum(counts[kind] for kind in KINDS))
     by_provider = sums(incarnations, now_us)
     slowed = _slowed(reading)
+    if len(by_provider) == 1 and not expected.rows:
+        # One relay takes all there is.
+        name, only = next(iter(by_provider.items()))
+        done = only.accepted + only.rejected + only.in_doubt
+        expected = msgspec.structs.replace(expected, rows={name: done + left})
     providers = [
         _provider(name, sums_, expected, rates(name), slowed.get(name, {}), now_us)
         for name, sums_ in by_provider.items()
@@ -244,8 +249,15 @@ def _totals(incarnations: list[Incarnation]) -> Counter[str]:
     return totals
 
 
-def _left(reading: Reading, now_us: int) -> int:
-    """Rows without an outcome: by the latest sender of each partition, or by its batches where nobody sent."""
+def _left(reading: Reading, counted: int) -> int:
+    """Rows without an outcome: by the latest sender of each partition, or by its batches where nobody sent.
+
+    Where machines take over batches no sender knows what is left of a partition: what is neither counted nor done is.
+    """
+    if reading.is_shared:
+        total = reading.campaign.rows if reading.campaign else 0
+        undone_rows = sum(tally.rows for tally in reading.batches if tally.state != "done")
+        return max(0, min(undone_rows, total - counted))
     told: dict[int | None, int] = {}
     for one in reading.incarnations:
         left = one.counters.get("left")

@@ -18,6 +18,7 @@ from engine.smtp.session import Listener, Session
 from engine.work.messages import Key
 
 _UNLIMITED = 1 << 30
+_TOGETHER_S = 0.005  # messages nearer than this are told as one, at the later moment
 
 
 class Account:
@@ -29,8 +30,8 @@ class Account:
         self.used = 0
         self.is_rated = is_rated  # messages go only against an allowance
         self.lanes: list[Lane] = []
-        self.spent = 0  # since the last pulse
-        self.spent_at = 0.0
+        self.in_air = 0  # messages composed on allowances and not on the wire yet
+        self.spent: list[tuple[int, float]] = []  # on the wire since the last pulse: how many, and when
         self.was_told = False  # the supervisor knows of rows that wait for this key
         self._clock = clock
         self._allowances: deque[tuple[int, float]] = deque()
@@ -93,15 +94,14 @@ class Account:
             return _UNLIMITED
         now = self._clock.monotonic()
         while self._allowances and self._allowances[0][1] <= now:
-            self._allowances.popleft()
+            self.give_messages_back(self._allowances.popleft()[0])
         return sum(messages for messages, _ in self._allowances)
 
     def spend(self, messages: int) -> None:
         """Count them against the allowance."""
         if not self.is_rated or not messages:
             return
-        self.spent += messages
-        self.spent_at = self._clock.monotonic()
+        self.in_air += messages
         while messages and self._allowances:
             have, until = self._allowances[0]
             spent = min(have, messages)
@@ -110,6 +110,29 @@ class Account:
                 self._allowances.popleft()
             else:
                 self._allowances[0] = (have - spent, until)
+
+    def left(self, messages: int) -> None:
+        """They are on the wire now: that moment is what the supervisor counts, not the one when they were composed."""
+        messages = min(messages, self.in_air)
+        if not messages:
+            return
+        self.in_air -= messages
+        now = self._clock.monotonic()
+        if self.spent and now - self.spent[-1][1] < _TOGETHER_S:
+            messages += self.spent.pop()[0]
+        self.spent.append((messages, now))
+
+    def unspend(self, messages: int) -> None:
+        """They never left: whoever else may send them."""
+        messages = min(messages, self.in_air)
+        if messages:
+            self.in_air -= messages
+            self.give_messages_back(messages)
+
+    def take_spent(self) -> list[tuple[int, float]]:
+        """What left since the last call."""
+        spent, self.spent = self.spent, []
+        return spent
 
 
 class Lane:
@@ -161,7 +184,12 @@ class Lane:
         self.account.spend(messages)
 
     def unspend(self, messages: int) -> None:
-        """They were not sent; the allowance they used has gone with its moment."""
+        """They were not sent."""
+        self.account.unspend(messages)
+
+    def left(self, messages: int) -> None:
+        """They are on the wire."""
+        self.account.left(messages)
 
     def set_limits(self, limits: ConnectionLimits) -> None:
         """Hold connections so from now on."""

@@ -167,11 +167,13 @@ class Pulse(Message, frozen=True):
     in_flight: int
     next_due_us: int | None
     demand: list[tuple[Key, int]]
-    spent: list[tuple[Key, int, float]]  # messages sent on allowances, the last one when
+    spent: list[tuple[Key, int, float]]  # messages sent on allowances, and when
     seen: list[Seen]
     suppress: list[tuple[int, str, str]]  # rows refused for good about the recipient: row, provider, reply
     rejected_unsent: int  # refused by DNS, without a connection
     reason: str  # why nothing moves, where nothing does
+    warm: list[Key] = []  # keys at which a connection is to be kept though no row waits
+    urgent: list[tuple[Key, int]] = []  # rows of the demand that go before everybody else's
     commits: list[float] = []  # of the log since the last pulse: by time taken (COMMIT_BUCKETS_S), then their seconds
 
 

@@ -40,13 +40,13 @@ from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
 from engine.work.lanes import Lane, LaneTable
 from engine.work.logbook import LogUnwritable
-from engine.work.messages import Assign, Down, Goodbye, Started, Stopped, Told
+from engine.work.messages import Assign, Down, Goodbye, Key, Started, Stopped, Told
 from engine.work.observing import Observer
 from engine.work.outbox_letters import LetterComposer, read_letter
 from engine.work.outbox_log import OutboxLog
 from engine.work.outbox_queue import PRIORITIES, OutboxQueue
 from engine.work.outbox_recovery import Recovered, ballast_of_the_dead, recover
-from engine.work.routing import DirectRouting
+from engine.work.routing import DirectRouting, RelayRouting
 from engine.work.settlement import Settlement
 from engine.work.worker import Worker, WorkerStart
 from formats.address import AddressError, Mailbox, canonical, parse_mailboxes
@@ -123,6 +123,8 @@ class OutboxWorker(Worker):
         queue = self._queue = OutboxQueue(self._put_back, per_lane=rows)
         bench = self._bench = _Bench(settings, log, queue, clock, rng)
         bench.queue = queue
+        self._folder = beside.folder
+        self._gate = None  # windows are the campaigns'; here `_confirm` asks the table
         self._table = LaneTable()
         self._observer = Observer(clock)
         retry = RetryPlan.from_settings(settings.retry)
@@ -228,6 +230,8 @@ class OutboxWorker(Worker):
         if claimed:
             self._sort_in(claimed)
             self._dispatch.wake()
+            if self._queue.urgent():
+                self._pulse()  # who hands out slots and allowances hears of it now, not in a fifth of a second
         return bool(claimed)
 
     def _sort_in(self, claimed: Sequence[Claimed]) -> None:
@@ -367,6 +371,27 @@ class OutboxWorker(Worker):
             self._reporting = asyncio.get_running_loop().create_task(self._report_soon())
         if self._ticks % 20 == 0:
             self._off_list.refresh()
+
+    def _wanted_rows(self) -> dict[int, int]:
+        rows = super()._wanted_rows()
+        warm = self._warm()
+        for lane in self._table.lanes:
+            if lane.key in warm and lane.account.granted:
+                rows.setdefault(lane.index, 1)
+        return rows
+
+    def _warm(self) -> list[Key]:
+        # Beside a campaign that uses every slot, one connection stays open for the next sign-up.
+        if self._is_beside and isinstance(self._routing, RelayRouting) and not self._is_draining:
+            return list(self._table.accounts)
+        return []
+
+    def _urgent(self) -> list[tuple[Key, int]]:
+        urgent: dict[Key, int] = {}
+        for index, rows in self._queue.urgent().items():
+            key = self._table.lanes[index].key
+            urgent[key] = urgent.get(key, 0) + rows
+        return list(urgent.items())
 
     async def _keep_lease(self) -> None:
         now = self._clock.monotonic()

@@ -150,7 +150,7 @@ class Desk:
             self.accepted += count.accepted
             self.bounced += count.rejected
             self.in_doubt += count.in_doubt
-        self._pacing.demand(_SEAT, dict(pulse.demand), now)
+        self._pacing.demand(_SEAT, dict(pulse.demand), now, dict(pulse.urgent))
         for key, messages, at in pulse.spent:
             self._pacing.ledger.spent(_SEAT, key, messages, at, now)
         self._pacing.hear(pulse.seen)

@@ -189,6 +189,17 @@ class OutboxQueue:
             return {}
         return {lane: rows for lane, place in self._lanes.items() if place.suspension is None and (rows := place.rows)}
 
+    def urgent(self) -> dict[int, int]:
+        """Of these, rows of priority 1 and 2."""
+        if self.is_stopped:
+            return {}
+        counts = {
+            lane: len(place.queues[1]) + len(place.queues[2])
+            for lane, place in self._lanes.items()
+            if place.suspension is None
+        }
+        return {lane: rows for lane, rows in counts.items() if rows}
+
     def next_due(self) -> float | None:
         """When a suspension ends."""
         times = [p.suspension.until for p in self._lanes.values() if p.suspension and p.suspension.until is not None]
@@ -201,6 +212,14 @@ class OutboxQueue:
     def returned(self, row: int) -> bool:
         """Nothing is read again here."""
         return False
+
+    def abandon(self, lane: int) -> list[tuple[int, int]]:
+        """None: rows of a destination that cannot be reached are in the table, and give up by their own age."""
+        return []
+
+    def suspended_rows(self) -> int:
+        """None: they went back to the table."""
+        return 0
 
     @property
     def ready(self) -> int:

@@ -7,7 +7,8 @@ Decides nothing: budgets say what is allowed, the throttle what is wise, the led
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from engine.clock import Clock
 from engine.config import Settings
 from engine.control.store import Override
 from engine.pace import throttle
+from engine.pace.allowance import Rate
 from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
 from engine.pace.slots import Decision, Ledger, Limit
@@ -57,6 +59,11 @@ def words_of(overrides: Iterable[Override]) -> dict[str, Word]:
     return words
 
 
+def _eased(per_second: float) -> Rate:
+    """The throttle's rate for the ledger, in windows of ten seconds: it is a pace to keep, not a limit of a second."""
+    return Rate(int(per_second * 10), 10.0) if per_second >= 0.5 else rate_of(max(per_second, 0.01))
+
+
 class Pacing:
     """One per supervisor. `say` gets an event's name and fields; `tell` a message for one worker, or for all (None)."""
 
@@ -89,8 +96,12 @@ class Pacing:
 
     # -- what workers saw ----------------------------------------------------------------------------------------------
 
-    def hear(self, seen: list[Seen]) -> None:
-        """Take observations into account."""
+    def hear(self, seen: list[Seen], established: Mapping[str, int]) -> None:
+        """Take observations into account; `established` has the connections of all workers, by provider.
+
+        A worker knows its own connections alone. With several sources the sum is too high, and the throttle then
+        takes a step of one in place of going to what was accepted.
+        """
         for one in seen:
             self._keys.add(one.key)
             observation = Observation(
@@ -99,7 +110,7 @@ class Pacing:
                 count=one.count,
                 started_at=one.started_at,
                 reply_s=one.reply_s,
-                connections=one.connections,
+                connections=established.get(one.key[1]),
                 pause_s=one.pause_s,
                 then_connections=one.then_connections,
                 text=one.text,
@@ -112,7 +123,14 @@ class Pacing:
                 elif one.signal == Signal.REPUTATION:
                     self._warming.blocked(one.key)
 
-    def demand(self, worker: int, wanted: Mapping[Key, int], now: float) -> None:
+    def demand(
+        self,
+        worker: int,
+        wanted: Mapping[Key, int],
+        now: float,
+        urgent: Mapping[Key, int] | None = None,
+        warm: Collection[Key] = (),
+    ) -> None:
         """Rows a worker has waiting."""
         self._wanted[worker] = {key for key, rows in wanted.items() if rows}
         for key in wanted:
@@ -122,7 +140,7 @@ class Pacing:
             if (worker, key) not in self._told:
                 self._told.add((worker, key))
                 self._tell(self._pace(key, now), worker)
-        self.ledger.demand(worker, wanted, now)
+        self.ledger.demand(worker, wanted, now, urgent, warm)
 
     def spent(self, worker: int, key: Key, messages: int, at: float, now: float) -> None:
         """A worker sent so many against its allowance."""
@@ -248,12 +266,15 @@ class Pacing:
             most = f"{word.connections} connections" if word.connections is not None else ""
             return f"slowed by {word.who}: {(most + rate).removeprefix(', ')}"
         budget = self._budget(key)
-        if ceiling.connections < budget.connections or ceiling.rate_per_s is not None:
-            rate = f", {ceiling.rate_per_s:.2g}/s" if ceiling.rate_per_s is not None else ""
+        most_per_s = min((rate.per_second for rate in budget.rates), default=math.inf)
+        is_slower = ceiling.rate_per_s is not None and ceiling.rate_per_s < most_per_s
+        if ceiling.connections < budget.connections or is_slower:
+            rate = f", {ceiling.rate_per_s:.3g}/s" if ceiling.rate_per_s is not None else ""
             return f"throttle: {ceiling.connections} connections{rate}: {ceiling.reason}"
         if self._warming is not None and (told := self._warming.told(key)):
             return told
-        return f"budget: {budget.connections} connections"
+        rate = f", {most_per_s:.3g}/s" if budget.rates else ""
+        return f"budget: {budget.connections} connections{rate}"
 
     def save(self) -> None:
         """Keep what the throttle learned; a restart goes on from it."""
@@ -342,8 +363,9 @@ class Pacing:
         """The budget under the throttle's ceiling."""
         budget, ceiling = self._budget(key), self._ceiling(key)
         rates = budget.rates
-        if ceiling.rate_per_s is not None:
-            rates = (*rates, rate_of(max(ceiling.rate_per_s, 0.01)))
+        most = min((rate.per_second for rate in rates), default=float("inf"))
+        if ceiling.rate_per_s is not None and ceiling.rate_per_s < most:
+            rates = (*rates, _eased(ceiling.rate_per_s))
         connections = min(budget.connections, ceiling.connections)
         if self._warming is not None and self._warming.caps(key) is not None:
             rates = (*rates, *self._warming.rates(key))

@@ -44,6 +44,7 @@ from engine.work.messages import (
     Unused,
     Up,
 )
+from engine.work.outbox_beside import SEAT, Beside
 from engine.work.pacing import Pacing, words_of
 from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
@@ -117,6 +118,7 @@ class Supervisor:
         warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
         self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
         self._ledger = self._pacing.ledger
+        self._beside = self._make_beside()
         self._suppressing = Suppressing(campaign, settings, plan, clock)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
         self._limit_left = options.limit
@@ -142,7 +144,7 @@ class Supervisor:
         if self._shared is not None:
             self._shared.deliver = self._deliver
             self._shared.heard = self._hear_others
-            self._shared.counters = lambda: self.progress.counters(self._clock.monotonic())
+            self._shared.counters = self._count
             self._shared.start()
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))
@@ -153,15 +155,32 @@ class Supervisor:
         if self._shared is not None and not await self._shared.finish(REPORT_PATIENCE_S):
             self._narrator.event("not_reported", problem=self._shared.away or "the store does not answer")
             self._codes.add(Exit.TRY_AGAIN)
+        if self._beside is not None:
+            self._beside.drain()
+            await self._beside.gone()
         self._pacing.save()
         self._suppressing.flush(self._pacing.breaker.is_tripped)
         return self._exit()
+
+    def _make_beside(self) -> Beside | None:
+        """The outbox that this campaign's budgets are shared with."""
+        folder = self._settings.outbox.folder
+        if folder is None:
+            return None
+        start = msgspec.structs.replace(
+            self._worker_start(SEAT), outbox=str((self._campaign.folder / folder).resolve())
+        )
+        beside = Beside(start, self._pacing, self._clock, self._narrator.event)
+        beside.live = self._live
+        return beside
 
     def drain(self, reason: str) -> None:
         """No new attempts; what is in flight finishes. A second time: stop at once."""
         if self._draining is not None:
             self._narrator.event("stopping_now", reason=reason)
             self._crew.kill()
+            if self._beside is not None:
+                self._beside.kill()
             return
         self._draining = reason
         if self._shared is not None:
@@ -185,6 +204,8 @@ class Supervisor:
         self._pacing.budgets_changed(self._settings, budgets)
         for hand in self._crew.hands.values():
             hand.channel.send(self._live())
+        if self._beside is not None:
+            self._beside.tell(self._live())
 
     def _live(self) -> Live:
         encode = msgspec.json.Encoder(enc_hook=encode_custom).encode
@@ -323,7 +344,8 @@ class Supervisor:
     def _hear_others(self, seen: list[Seen]) -> None:
         """What other machines were told about our signing domain or the campaign, as if it were told now."""
         now = self._clock.monotonic()
-        self._pacing.hear([msgspec.structs.replace(one, at=now, started_at=now) for one in seen])
+        heard = [msgspec.structs.replace(one, at=now, started_at=now) for one in seen]
+        self._pacing.hear(heard, self._established())
 
     def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
         for hand in self._crew.hands.values():
@@ -344,7 +366,7 @@ class Supervisor:
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
-        self._pacing.hear(pulse.seen)
+        self._pacing.hear(pulse.seen, self._established())
         if self._shared is not None:
             self._shared.signal(pulse.seen)
         self._suppressing.add(pulse.suppress)
@@ -392,6 +414,8 @@ class Supervisor:
         now = self._clock.monotonic()
         self._hand_out(now)
         self._feed()
+        if self._beside is not None and self._draining is None:
+            self._beside.tick(now)
         self._watch(now)
         if now - self._renewed_at >= 1.0:
             self._renewed_at = now
@@ -406,6 +430,8 @@ class Supervisor:
         for decision in self._pacing.tick(now):
             hand = self._crew.hands.get(decision.worker)
             if hand is None:
+                if self._beside is not None and decision.worker == SEAT:
+                    self._beside.carry_out(decision)
                 continue
             match decision:
                 case slots.Grant():
@@ -419,13 +445,16 @@ class Supervisor:
         for hand in self._crew.kill_silent(SILENCE_S):
             self._narrator.event("worker_silent", worker=hand.worker, seconds=round(now - hand.heard_at))
 
+    def _count(self) -> dict[str, object]:
+        self.told = self.progress.counters(self._clock.monotonic())
+        return self.told
+
     def _renew(self, now: float) -> None:
         if self._shared is not None:
             self._heed(self._shared, now)
             return
         try:
-            self.told = self.progress.counters(now)
-            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self.told)
+            alive = self._store.renew(self._incarnation.id, self._clock.wall_us(), self._count())
             campaign = self._store.campaign()
             self._pacing.obey(words_of(self._store.overrides()))
         except StoreAway as problem:
@@ -483,11 +512,17 @@ class Supervisor:
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
-    def _show_limits(self) -> None:
+    def _established(self) -> Counter[str]:
+        """Connections by provider, over all workers, as last told."""
         open_: Counter[str] = Counter()
-        demand: Counter[str] = Counter()
         for hand in self._crew.hands.values():
             open_.update(hand.connections)
+        return open_
+
+    def _show_limits(self) -> None:
+        open_ = self._established()
+        demand: Counter[str] = Counter()
+        for hand in self._crew.hands.values():
             for (_, name), rows in hand.demand.items():
                 demand[name] += rows
         allowed: Counter[str] = Counter()
@@ -534,6 +569,8 @@ class Supervisor:
         return None
 
     def _tell_workers(self, message: msgspec.Struct, worker: int | None) -> None:
+        if self._beside is not None and worker in (None, SEAT):
+            self._beside.tell(message)
         for hand in self._crew.hands.values():
             if worker is None or hand.worker == worker:
                 hand.channel.send(message)

@@ -194,6 +194,7 @@ class Worker:
             self._routing.come_back = self._intake.come_back
         self._dispatch = Dispatch(bench, composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
+        self._dispatch.signing = composer if composer.signs else None
         if self._gate is not None and isinstance(self._log, ReportingLog):
             self._dispatch.admission = self._gate
             self._gate.attach(self._log, bench)
@@ -412,10 +413,8 @@ class Worker:
         self._dispatch.wake()
 
     def _want_connections(self, now: float) -> None:
-        rows = bench_rows = self._bench.scheduler.demand()
-        for flight in self._bench.flights.values():
-            rows[flight.lane] = rows.get(flight.lane, 0) + 1
-        for index in bench_rows.keys() - self._table.busy.keys():
+        rows = self._wanted_rows()
+        for index in rows.keys() - self._table.busy.keys():
             self._table.busy[index] = self._table.lanes[index]
         for index, lane in list(self._table.busy.items()):
             if lane.unreachable_since is not None and self._settlement.retry.expires_at(lane.unreachable_since) <= now:
@@ -426,6 +425,21 @@ class Worker:
         for account in self._table.accounts.values():
             if account.granted > account.used and not any(rows.get(lane.index) for lane in account.lanes):
                 account.give_back_unused()
+
+    def _wanted_rows(self) -> dict[int, int]:
+        """Rows per lane that connections are wanted for: those that may go and those on their way."""
+        rows = self._bench.scheduler.demand()
+        for flight in self._bench.flights.values():
+            rows[flight.lane] = rows.get(flight.lane, 0) + 1
+        return rows
+
+    def _urgent(self) -> list[tuple[Key, int]]:
+        """Rows that go before everybody else's: a campaign has none."""
+        return []
+
+    def _warm(self) -> list[Key]:
+        """Keys at which a connection is kept though no row waits."""
+        return []
 
     def _give_up(self, lane: Lane) -> None:
         """A destination could not be reached for the maximum age: its rows are given up, one that comes tries anew."""
@@ -464,9 +478,7 @@ class Worker:
         spent = []
         for account in self._table.accounts.values():
             account.was_told = bool(demand.get(account.key))
-            if account.spent:
-                spent.append((account.key, account.spent, account.spent_at))
-                account.spent = 0
+            spent += [(account.key, messages, at) for messages, at in account.take_spent()]
         self._channel.send(
             Pulse(
                 invalid=bench.invalid,
@@ -486,6 +498,8 @@ class Worker:
                 seen=self._observer.take(),
                 suppress=bench.to_suppress,
                 reason=self._dispatch.paused or self._reason,
+                urgent=self._urgent(),
+                warm=self._warm(),
                 commits=self._log.commit_times,
             )
         )

@@ -145,7 +145,7 @@ def test_segments_give_the_text_of_plain_jinja2(
     box = FragmentBox(DictLoader({"main": source}), FILTERS, autoescape=is_html, canonical=canonical)
     body = Body(Surveyed(box, "main", None), {"a": 0, "b": 1, "c": 2}, frozenset(names))
     assert body.segments is not None
-    together = "".join(SegmentBody(body.segments, canonical=canonical).fill(row))
+    together = b"".join(SegmentBody(body.segments, canonical=canonical).fill(row)).decode()
     alone = "".join(body.fill(row, {}))
     seen = {
         name: None if v is None or v != v else settle(v) if isinstance(v, str) else v

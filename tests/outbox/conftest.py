@@ -12,7 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import uuid4
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +25,8 @@ from engine.outbox import connect
 from engine.rehearse.record import Tally, tally
 from engine.rehearse.running import RunningSink, run_sink_in_process
 from engine.rehearse.sink import SinkSettings
+from tests.conftest import require
+from tests.control.postgres_server import PostgresServer, binaries
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,9 +60,16 @@ class PostOffice:
 
     def serve(self) -> subprocess.Popen[bytes]:
         """Start a server."""
+        return self._start("serve-outbox", "--campaign", str(self.home))
+
+    def send(self, campaign: Path) -> subprocess.Popen[bytes]:
+        """Start a campaign's sender."""
+        return self._start("send", "--campaign", str(campaign), "--processes", "2")
+
+    def _start(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.home / "server.log").open("ab") as log:
             server = subprocess.Popen(
-                [sys.executable, "-m", "engine", "serve-outbox", "--campaign", str(self.home)],
+                [sys.executable, "-m", "engine", *words],
                 env=self.environ,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -98,6 +109,24 @@ class PostOffice:
             assert time.monotonic() < deadline, f"{self.states()}\n{(self.home / 'server.log').read_text()}"
             time.sleep(0.03)
 
+    def until_taken(self, messages: int, within_s: float = 20) -> None:
+        """Wait until the sink has so many."""
+        deadline = time.monotonic() + within_s
+        while self.sink.counts().messages < messages:
+            assert time.monotonic() < deadline, (self.home / "server.log").read_text()
+            time.sleep(0.02)
+
+    def until_said(self, words: str, within_s: float = 20) -> None:
+        """Wait until a server or sender wrote these words."""
+        deadline = time.monotonic() + within_s
+        while words not in (text := (self.home / "server.log").read_text()):
+            assert time.monotonic() < deadline, text
+            time.sleep(0.05)
+
+    def kill_pid(self, pid: int) -> None:
+        """SIGKILL for a process that a server of ours started."""
+        os.kill(pid, signal.SIGKILL)
+
     def received(self) -> Tally:
         """What the sink has."""
         assert self.sink.record is not None
@@ -109,6 +138,27 @@ class PostOffice:
                 server.kill()
                 server.wait()
         self.box.close()
+
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[PostgresServer]:
+    """One PostgreSQL server for the tests of this room."""
+    require("postgres", None if binaries() else "no PostgreSQL server binary here")
+    found = PostgresServer()
+    yield found
+    found.remove()
+
+
+@pytest.fixture
+def shared_office(office: PostOffice, database: PostgresServer) -> PostOffice:
+    """The same with its table in PostgreSQL, in a schema of its own."""
+    schema = f"office{uuid4().hex[:8]}"
+    with psycopg.connect(database.url, autocommit=True) as db:
+        db.execute(f"CREATE SCHEMA {schema}")  # type: ignore[arg-type]  # a name of ours
+    office.set("store", f'"{database.url}?options=-csearch_path%3D{schema}"')
+    office.box.close()
+    office.box = connect(office.home)
+    return office
 
 
 @pytest.fixture

@@ -75,6 +75,24 @@ def test_none_twice_none_lost(office: PostOffice) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.postgres
+def test_none_twice_none_lost_in_postgresql(shared_office: PostOffice) -> None:
+    kill_and_count(shared_office, rows=300, kills=2, seed=5)
+
+
+@pytest.mark.postgres
+def test_two_servers_share_one_table(shared_office: PostOffice) -> None:
+    servers = [shared_office.serve_and_join() for _ in range(2)]
+    fields = {"name": "", "confirm_url": ""}
+    shared_office.box.enqueue(
+        [Mail(address=f"u{n}@example.com", template="welcome", fields=fields) for n in range(400)]
+    )
+    shared_office.until(accepted=400)
+    assert [shared_office.stop(server) for server in servers] == [0, 0]
+    assert shared_office.received().twice == ()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_none_twice_none_lost_many_times(office: PostOffice, seed: int) -> None:
     kill_and_count(office, rows=3000, kills=8, seed=100 + seed)

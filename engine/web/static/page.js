@@ -12,7 +12,7 @@ function span(s) {
   if (s === null || s === undefined) return "";
   s = Math.round(s);
   if (s < 60) return s + " s";
-  if (s < 3600) return Math.floor(s / 60) + " min" + (s < 600 && s % 60 ? " " + (s % 60) + " s" : "");
+  if (s < 3600) return Math.floor(s / 60) + " min" + (s < 120 && s % 60 ? " " + (s % 60) + " s" : "");
   if (s < 172800) return Math.floor(s / 3600) + " h " + Math.floor((s % 3600) / 60) + " min";
   return Math.floor(s / 86400) + " d " + Math.floor((s % 86400) / 3600) + " h";
 }
