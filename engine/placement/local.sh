@@ -6,12 +6,24 @@ set -eu
 : "${ROWPOST_CONTROL:?set it to a PostgreSQL that you may write to}"
 mkdir -p five && cd five
 engine init >/dev/null
+"${PYTHON:-python3}" - <<'END'
+import pyarrow as pa, pyarrow.parquet as pq
+rows = range(20_000)
+names = [f"Name {n}" for n in rows]
+table = pa.table({"id": rows, "email": [f"person{n}@example.com" for n in rows], "first_name": names})
+for name in pq.read_schema("campaign/list.parquet").names:
+    if name not in table.column_names:
+        table = table.append_column(name, pa.array(names))
+pq.write_table(table, "campaign/list.parquet", row_group_size=500)
+END
 id="five-$$"
 sed -i.bak -e "s/^id = .*/id = \"$id\"/" campaign/campaign.toml
 engine sink --port 2525 --record sink.record >sink.out 2>&1 &
 sink=$!
 trap 'kill $sink 2>/dev/null || true' EXIT
 sed -i.bak -e 's#^relay = .*#relay = "smtp://127.0.0.1:2525"#' campaign/campaign.toml
+sed -i.bak -e 's/^\[list\]/[list]\
+batch_rows = 500/' campaign/campaign.toml
 printf '\n[control]\nlease = "3s"\n' >>campaign/campaign.toml
 engine plan list.parquet --partitions 5 --control "$ROWPOST_CONTROL"
 case $ROWPOST_CONTROL in *\?*) url="$ROWPOST_CONTROL&campaign=$id" ;; *) url="$ROWPOST_CONTROL?campaign=$id" ;; esac
@@ -27,4 +39,4 @@ rm -rf machine-2
 start 2
 for n in 0 1 2 3 4; do eval "wait \$pid$n" || true; done
 engine machines --control "$url"
-engine merge-logs machine-* --control "$url" || true
+engine merge-logs machine-?/ --control "$url" || true
