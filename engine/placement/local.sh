@@ -8,12 +8,12 @@ mkdir -p five && cd five
 engine init >/dev/null
 "${PYTHON:-python3}" - <<'END'
 import pyarrow as pa, pyarrow.parquet as pq
-rows = range(20_000)
-names = [f"Name {n}" for n in rows]
-table = pa.table({"id": rows, "email": [f"person{n}@example.com" for n in rows], "first_name": names})
-for name in pq.read_schema("campaign/list.parquet").names:
-    if name not in table.column_names:
-        table = table.append_column(name, pa.array(names))
+sample = pq.read_table("campaign/list.parquet")
+table = pa.concat_tables([sample] * 200)
+for name, values in {"id": range(len(table)), "email": [f"person{n}@example.com" for n in range(len(table))]}.items():
+    place = table.schema.get_field_index(name)
+    if place >= 0:
+        table = table.set_column(place, name, pa.array(values, table.schema.field(place).type))
 pq.write_table(table, "campaign/list.parquet", row_group_size=500)
 END
 id="five-$$"
