@@ -49,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "enqueue": ("engine.commands.outbox", "enqueue"),
     "serve-outbox": ("engine.commands.outbox", "serve_outbox"),
     "outbox": ("engine.commands.outbox", "outbox"),
+    "issue": ("engine.commands.issue", "issue"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

@@ -227,7 +227,11 @@ def outbox() -> None:
 @campaign_option
 @click.option("--json", "as_json", is_flag=True)
 def status(campaign: Campaign, as_json: bool) -> None:
-    """Mails by priority and state, and who serves them."""
+    """Mails by priority and state, and who serves them.
+
+    \b
+    engine outbox status
+    """
     with open_outbox(campaign.folder) as box:
         tally, servers, knobs, now_us = box.tally(), box.servers(), box.knobs(), box.now_us()
     alive = [server for server in servers if server.state == "alive" and not server.is_expired(now_us)]
@@ -265,7 +269,11 @@ def status(campaign: Campaign, as_json: bool) -> None:
 @click.option("--most", type=click.IntRange(1, 100_000), default=50, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def show(campaign: Campaign, state: str | None, after: int, most: int, as_json: bool) -> None:
-    """Single mails: what became of each and what the server said."""
+    """Single mails: what became of each and what the server said.
+
+    \b
+    engine outbox show 17
+    """
     with open_outbox(campaign.folder) as box:
         rows = box.rows(state, after, most)
     for row in rows:

@@ -33,7 +33,7 @@ start() {
     eval "pid$1=$!"
 }
 for n in 0 1 2 3 4; do start $n; done
-sleep 3
+sleep 6
 kill -9 -- "-$pid2" 2>/dev/null || true
 rm -rf machine-2
 start 2

@@ -96,8 +96,8 @@ class Pacing:
 
     # -- what workers saw ----------------------------------------------------------------------------------------------
 
-    def hear(self, seen: list[Seen], established: Mapping[str, int]) -> None:
-        """Take observations into account; `established` has the connections of all workers, by provider.
+    def hear(self, seen: list[Seen], established: Mapping[str, int] | None = None) -> None:
+        """Take observations into account; `established` has the connections of all workers, by provider, where known.
 
         A worker knows its own connections alone. With several sources the sum is too high, and the throttle then
         takes a step of one in place of going to what was accepted.
@@ -110,7 +110,7 @@ class Pacing:
                 count=one.count,
                 started_at=one.started_at,
                 reply_s=one.reply_s,
-                connections=established.get(one.key[1]),
+                connections=one.connections if established is None else established.get(one.key[1]),
                 pause_s=one.pause_s,
                 then_connections=one.then_connections,
                 text=one.text,

@@ -79,6 +79,7 @@ class Shared:
         self.lost_lease = False
         self.changed: StoreChanged | None = None
         self.campaign_state = "ready"
+        self.overrides: list[Override] = []
         self.exhausted = False  # nothing to claim now, and nobody living has anything that we might get
         self.away: str | None = None
         self.heard: Callable[[list[Seen]], None] = lambda seen: None  # what other machines were told by providers
@@ -258,6 +259,7 @@ class Shared:
             found = self._store.campaign()
             if found is not None:
                 self.campaign_state = found.state
+            self.overrides = self._store.overrides()
         if self.lost_lease:
             self._finished.clear()
             return

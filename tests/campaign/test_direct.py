@@ -193,7 +193,7 @@ def test_a_changed_budget_holds_at_once_and_a_broken_one_changes_nothing(direct:
     time.sleep(2.5)
     assert d.net.reports()["bigmail"].sources["127.0.0.1"].most_connections == 1
     d.budgets("[default]\nconnections = 12\n")
-    out, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=40)
     assert process.returncode == 0, err
     assert "settings_refused" in err
     assert d.net.reports()["bigmail"].sources["127.0.0.1"].most_connections == 12
