@@ -195,6 +195,7 @@ class LogTable(Table, frozen=True, kw_only=True):
     durability: Literal["disk", "process"] = "disk"
     log_addresses: bool = False
     level: Literal["debug", "info", "warning", "error"] = "info"
+    log_store: str | None = None  # finished logs are copied there as well: s3://, gs:// or file:// (pyarrow.fs)
 
 
 class ControlTable(Table, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ from engine.control.store import (
 )
 from engine.errors import EngineError
 from engine.pace.throttle import Signal
-from engine.work.inheritance import read_story, report_logs_here
+from engine.work.inheritance import read_story, report_logs_here, tell_again
 from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report, Seen
 from engine.work.recovery import Waiting
 from engine.work.takeover import BatchState
@@ -164,9 +164,18 @@ class Shared:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.changed is not None:
+            told = await asyncio.get_running_loop().run_in_executor(None, self._tell_again)
+            self._teller.event("told_again", rows=told)
         for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)
         return not self.book.has_reports
+
+    def _tell_again(self) -> int:
+        try:
+            return tell_again(self._windows_store, self._me.id, self._campaign.logs, self._plan, self.book.offset_us)
+        except StoreAway:
+            return 0
 
     # -- windows -----------------------------------------------------------------------------------------------------
 

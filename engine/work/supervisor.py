@@ -354,7 +354,8 @@ class Supervisor:
     def _hear_others(self, seen: list[Seen]) -> None:
         """What other machines were told about our signing domain or the campaign, as if it were told now."""
         now = self._clock.monotonic()
-        self._pacing.hear([msgspec.structs.replace(one, at=now, started_at=now) for one in seen])
+        heard = [msgspec.structs.replace(one, at=now, started_at=now) for one in seen]
+        self._pacing.hear(heard, self._established())
 
     def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
         for hand in self._crew.hands.values():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +108,16 @@ def test_killed_cut_off_stopped_and_restarted_nobody_gets_two(machines: Machines
     assert verdict["adds_up"]
     assert (verdict["twice"], verdict["lost"]) == (0, 0), verdict
     assert int(str(verdict["in_doubt"])) <= int(str(verdict["in_doubt_may_be"]))
+
+
+def test_logs_in_an_object_store_are_enough_to_merge(machines: Machines, tmp_path: Path) -> None:
+    machines.plan_for(people(60), 1)
+    machines.set("log.log_store", f"file://{tmp_path}/bucket")
+    machines.run("plan", "list.parquet", "--control", machines.url, "--replace")
+    process = machines.send_on(0)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert "logs copied" in err
+    shutil.rmtree(machines.machine(0))
+    assert machines.merged(0) == {"accepted": 60}
+    assert len(machines.rows()) == 60
