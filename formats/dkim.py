@@ -9,6 +9,7 @@ The signature field is written in the form that relaxed canonicalisation leaves 
 from __future__ import annotations
 
 import base64
+import binascii
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
@@ -111,20 +112,21 @@ class BodyHasher:
 
 
 class SignatureTemplate(msgspec.Struct, frozen=True):
-    """A DKIM-Signature field but for time, body hash and signature."""
+    """A DKIM-Signature field but for time, body hash and signature; each piece as written and in relaxed form."""
 
     before_time: str
     before_hash: str
-    domain: str
-    selector: str
-    algorithm: Algorithm
+    relaxed_before_time: str
+    relaxed_before_hash: str
     body_form: BodyForm
 
     def unsigned(self, now_s: int, body_digest: bytes) -> tuple[str, str]:
         """The field up to and with `b=`: as written, and in relaxed form without CRLF, ready to be hashed."""
-        hash_text = base64.b64encode(body_digest).decode("ascii")
-        written = f"{self.before_time}{now_s}{self.before_hash}{hash_text};\r\n b="
-        return written, f"dkim-signature:{written[16:]}".replace("\r\n ", " ")
+        hash_text = binascii.b2a_base64(body_digest, newline=False).decode("ascii")
+        return (
+            f"{self.before_time}{now_s}{self.before_hash}{hash_text};\r\n b=",
+            f"{self.relaxed_before_time}{now_s}{self.relaxed_before_hash}{hash_text}; b=",
+        )
 
 
 def signature_template(
@@ -142,7 +144,9 @@ def signature_template(
             line += ":" + name
     lines.append(line + ";")
     head = f"DKIM-Signature: v=1; a={algorithm}; c=relaxed/{body_form};\r\n d={domain}; s={selector}; t="
-    return SignatureTemplate(head, ";\r\n " + "\r\n ".join(lines) + "\r\n bh=", domain, selector, algorithm, body_form)
+    middle = ";\r\n " + "\r\n ".join(lines) + "\r\n bh="
+    relaxed_head = head.replace("\r\n ", " ").replace("DKIM-Signature: ", "dkim-signature:")
+    return SignatureTemplate(head, middle, relaxed_head, middle.replace("\r\n ", " "), body_form)
 
 
 def signed_names(present: Iterable[str]) -> list[str]:

@@ -45,6 +45,7 @@ class OpenToOthers(EngineError):
 @click.option("--tls-key", type=click.Path(path_type=Path, exists=True))
 @click.option("--behind-proxy", metavar="ADDRESS", help="Believe X-Forwarded-For and -Proto of this proxy.")
 @click.option("--lists", type=click.Path(path_type=Path, file_okay=False, exists=True), help="Where new lists may lie.")
+@click.option("--outbox", metavar="FOLDER|URL", help="The outbox that POST /outbox writes to.")
 @click.option("--open-metrics", is_flag=True, help="/metrics without a token.")
 @click.option("--unsubscribe/--no-unsubscribe", default=True, show_default=True, help="Answer /u/TOKEN (RFC 8058).")
 @click.option("--webhook-secret", envvar="ROWPOST_WEBHOOK_SECRET", help="Take providers' events at /webhook/SECRET.")
@@ -59,6 +60,7 @@ def serve(
     tls_key: Path | None,
     behind_proxy: str | None,
     lists: Path | None,
+    outbox: str | None,
     open_metrics: bool,
     unsubscribe: bool,
     webhook_secret: str | None,
@@ -76,7 +78,7 @@ def serve(
 
         from engine.web.app import LOOPBACK, ServeOptions, create_app, public_routes
         from engine.web.auth import Keyring
-        from engine.web.server import Patient, bind
+        from engine.web.server import Ending, Patient, bind
         from engine.web.shelf import Shelf
     except ImportError as problem:
         raise WebNeedsExtra(missing=problem.name) from None
@@ -93,6 +95,7 @@ def serve(
     options = ServeOptions(
         hosts=frozenset({*LOOPBACK, host, *(name.lower() for name in names)}),
         lists=lists,
+        outbox=outbox,
         secure_cookie=tls_certificate is not None or behind_proxy is not None,
         open_metrics=open_metrics,
         hook_url=hook,
@@ -110,9 +113,10 @@ def serve(
         click.echo(f"{where}/", err=False)
         click.echo(f"token: {tokens} (mode 0600); sign in at {where}/login, or by this link:", err=True)
         click.echo(f"  {where}/login#token={keyring.first}", err=True)
-        server = uvicorn.Server(
+        app = create_app(shelf, keyring, options, extra=extra)
+        server = Ending(
             uvicorn.Config(
-                create_app(shelf, keyring, options, extra=extra),
+                app,
                 http=Patient,
                 log_level="warning",
                 access_log=False,
@@ -125,6 +129,7 @@ def serve(
                 timeout_keep_alive=15,
                 timeout_graceful_shutdown=3,
                 ws="none",
-            )
+            ),
+            app.state.round.end_streams,
         )
         server.run(sockets=[socket_])

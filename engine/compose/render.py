@@ -38,8 +38,8 @@ from formats.verp import TokenMaker
 
 NO_VARIABLES: Variables = {}
 Row = tuple[int, Mailbox, Sequence[object]]  # number, recipient, values of the composer's columns
-_SIGN_CHUNK = 16  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 240 to 900
-_CHUNKS_WAITING = 8  # for a pool of that many threads; they bound the memory of what is rendered ahead
+_SIGN_CHUNK = 32  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 240 to 900
+_CHUNKS_WAITING = 4  # for a pool of that many threads; they bound the memory of what is rendered ahead
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -278,6 +278,15 @@ class Composer:
                     state.subject = text
 
     # --- many messages
+
+    @property
+    def signs(self) -> bool:
+        """Whether messages are signed: then `draft` and, in a thread, `sign` keep the loop free."""
+        return bool(self._signers)
+
+    def sign(self, drafts: Sequence[Draft]) -> list[Message]:
+        """The signed messages of these drafts. May run in any thread, for the crypto releases the GIL."""
+        return [draft.finish(signatures) for draft, signatures in zip(drafts, self._sign(drafts), strict=True)]
 
     def compose_many(
         self,

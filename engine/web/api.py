@@ -14,10 +14,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from engine.campaign import Campaign
 from engine.clock import Clock
+from engine.control.outbox import Enqueued, Mail
 from engine.errors import EngineError
 from engine.lists.suppressions import Suppressions
+from engine.outbox import open_outbox
 from engine.results.report import read_summary
+from engine.web import batches
 from engine.web.actions import Action, Acts, recorded
 from engine.web.auth import Person
 from engine.web.creating import NewCampaign, create, start
@@ -121,6 +125,24 @@ class NewSuppressions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     everywhere: bool = False
 
 
+ShortText = Annotated[str, msgspec.Meta(min_length=1, max_length=998)]
+
+
+class NewMail(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One mail: a template with fields, or a subject with text or html. Priority 1 is sign-up, 2 notification."""
+
+    address: Address
+    priority: Annotated[int, msgspec.Meta(ge=1, le=3)] = 3
+    template: Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_-]{1,64}$")] | None = None
+    fields: dict[str, Any] = {}
+    subject: ShortText | None = None
+    text: Annotated[str, msgspec.Meta(max_length=1_000_000)] | None = None
+    html: Annotated[str, msgspec.Meta(max_length=1_000_000)] | None = None
+    not_before_us: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    expires_at_us: Annotated[int, msgspec.Meta(ge=0, le=2**53)] | None = None
+    idempotency_key: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+
+
 class Added(msgspec.Struct, frozen=True):
     """How many were new. Senders obey within a second."""
 
@@ -132,6 +154,18 @@ class Suppressed(msgspec.Struct, frozen=True):
 
     address: str
     is_suppressed: bool
+
+
+class Enqueue(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Mails for the outbox; all are added, or none. One with an idempotency key that is known is not added again."""
+
+    mails: Annotated[list[NewMail], msgspec.Meta(min_length=1, max_length=1_000)]
+
+
+class EnqueuedMails(msgspec.Struct, frozen=True):
+    """The rows of the mails, in their order."""
+
+    mails: list[Enqueued]
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,7 +186,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 class Api:
     """The handlers, by the operation's name."""
 
-    def __init__(self, shelf: Shelf, round_: Round, memory: Memory, clock: Clock, lists: Path) -> None:
+    def __init__(
+        self, shelf: Shelf, round_: Round, memory: Memory, clock: Clock, lists: Path, outbox: str | None = None
+    ) -> None:
+        self._outbox = outbox
         self._shelf, self._round, self._memory, self._clock, self._lists = shelf, round_, memory, clock, lists
 
     def watched(self, request: Request) -> Watched:
@@ -257,6 +294,27 @@ class Api:
         self.acts(request, watched).record("suppress", value=f"{len(entries)} addresses")
         return Added(_suppressions(watched).add(entries))
 
+    def enqueue(self, request: Request, body: Enqueue) -> EnqueuedMails:
+        if self._outbox is None:
+            raise Refused(409, "this server has no outbox", "engine serve --outbox FOLDER names it.")
+        # Attachments are files of the outbox folder: applications on other machines do not name them.
+        mails = [Mail(**msgspec.structs.asdict(one)) for one in body.mails]
+        with open_outbox(self._outbox) as outbox:
+            return EnqueuedMails(outbox.enqueue(mails))
+
+    def claim(self, request: Request, body: batches.Claim) -> batches.Claimed:
+        return batches.claim(self._campaign(body.campaign), body)
+
+    def progress(self, request: Request, body: batches.Progress) -> Response:
+        number = batches.batch_of(request)
+        return batches.respond(batches.progress(self._campaign(body.campaign), number, body))
+
+    def _campaign(self, key: str) -> Campaign:
+        watched = self._shelf.get(key)
+        if watched is None:
+            raise Refused(404, "there is no such campaign here")
+        return watched.campaign
+
     def _act(self, request: Request, act: Callable[[Acts], Action]) -> Done:
         watched = self.watched(request)
         action = act(self.acts(request, watched))
@@ -308,7 +366,8 @@ class Api:
     @staticmethod
     def _post(operation: Operation, handler: Callable[..., Any], request: Request, raw: bytes) -> Response:
         assert operation.body is not None
-        return json_response(handler(request, read_body(request, raw, operation.body)), operation.status)
+        answer = handler(request, read_body(request, raw, operation.body))
+        return answer if isinstance(answer, Response) else json_response(answer, operation.status)
 
 
 def person_of(request: Request) -> Person:
@@ -473,6 +532,34 @@ OPERATIONS: tuple[Operation, ...] = (
         summary="Suppress addresses",
         body=NewSuppressions,
         answer=Added,
+        refusals=_ACT,
+    ),
+    Operation(
+        method="POST",
+        path="/outbox",
+        name="enqueue",
+        summary="Put single mails into the outbox",
+        body=Enqueue,
+        answer=EnqueuedMails,
+        status=201,
+        refusals=_ACT,
+    ),
+    Operation(
+        method="POST",
+        path="/batches/claim",
+        name="claim",
+        summary="Claim batches; without an incarnation, register one",
+        body=batches.Claim,
+        answer=batches.Claimed,
+        refusals=_ACT,
+    ),
+    Operation(
+        method="POST",
+        path="/batches/{batch}/progress",
+        name="progress",
+        summary="Report verdicts and open a window with the next rows; 409: attempt nothing of them",
+        body=batches.Progress,
+        answer=batches.Progressed,
         refusals=_ACT,
     ),
 )

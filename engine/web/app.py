@@ -47,6 +47,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     open_metrics: bool = False  # /metrics without a token
     hook_url: str | None = None
     hook_secret: str = ""
+    outbox: str | None = None  # a folder, a file or a URL, for POST /outbox
     state_folder: Path | None = None  # for idempotency keys; by default the root folder
 
 
@@ -70,7 +71,7 @@ def create_app(
 
     round_ = Round(shelf, hear)
     memory = Memory((options.state_folder or _state_folder(shelf)) / "web.sqlite", clock)
-    api = Api(shelf, round_, memory, clock, options.lists or shelf.root)
+    api = Api(shelf, round_, memory, clock, options.lists or shelf.root, options.outbox)
     pages = Pages(shelf, keyring, clock, secure_cookie=options.secure_cookie)
     schema = msgspec.json.encode(document())
 

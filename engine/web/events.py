@@ -32,20 +32,26 @@ class Round:
         self._viewers: dict[str, int] = {}
         self._due: dict[str, float] = {}
         self._task: asyncio.Task[None] | None = None
+        self._is_over = False
         self.problem = ""
 
     def start(self) -> None:
         """Begin; on the running loop."""
         self._task = asyncio.create_task(self._run())
 
+    def end_streams(self) -> None:
+        """Let every stream end: the server waits for them before it stops."""
+        self._is_over = True
+        for event in self._news.values():
+            event.set()
+
     async def stop(self) -> None:
-        """End, and let every stream end."""
+        """End."""
+        self.end_streams()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        for event in self._news.values():
-            event.set()
 
     @property
     def viewers(self) -> int:
@@ -95,7 +101,7 @@ class Round:
                     await asyncio.wait_for(event.wait(), _BEAT_S)
                 except TimeoutError:
                     yield b": still here\n\n"
-                if self._task is None or self._task.done():
+                if self._is_over:
                     return
         finally:
             self._viewers[key] -= 1

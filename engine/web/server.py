@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from engine.errors import EngineError, Exit
@@ -32,6 +33,19 @@ class Patient(H11Protocol):
     def _hang_up(self) -> None:
         if self.cycle is None and self.conn.their_state is h11.IDLE and not self.transport.is_closing():
             self.transport.close()
+
+
+class Ending(uvicorn.Server):
+    """uvicorn's server; streams of events end first, for it waits for every answer before it stops."""
+
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_streams = end_streams
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        self._end_streams()
+        await super().shutdown(sockets)
 
 
 @contextlib.contextmanager

@@ -177,7 +177,7 @@ def take_snapshot(
     living = [one for one in incarnations if is_alive(one, now_us)]
     counts = _totals(incarnations)
     rows = record.rows if record else 0
-    left = _left(reading, sum(counts[kind] for kind in KINDS)) if reading and record else 0
+    left = _left(reading, sum(counts[kind] for kind in KINDS), now_us) if reading and record else 0
     uncounted = max(0, rows - left - sum(counts[kind] for kind in KINDS))
     by_provider = sums(incarnations, now_us)
     slowed = _slowed(reading)
@@ -192,11 +192,11 @@ def take_snapshot(
     ]
     providers.sort(key=lambda one: (-(one.rows or 0), -one.accepted, one.name))
     per_second = sum(_number(one, "per_second") for one in living)
-    finish_s, finish_of = _finish(providers, left, per_second, bool(living))
+    state = _state(reading, living, left)
+    finish_s, finish_of = _finish(providers, left, per_second, state in ("sending", "waiting"))
     tallies: Counter[str] = Counter()
     for tally in reading.batches if reading else []:
         tallies[tally.state] += tally.batches
-    state = _state(reading, living, left)
     return Snapshot(
         key=key,
         id=id_,
@@ -249,7 +249,7 @@ def _totals(incarnations: list[Incarnation]) -> Counter[str]:
     return totals
 
 
-def _left(reading: Reading, counted: int) -> int:
+def _left(reading: Reading, counted: int, now_us: int) -> int:
     """Rows without an outcome: by the latest sender of each partition, or by its batches where nobody sent.
 
     Where machines take over batches no sender knows what is left of a partition: what is neither counted nor done is.
@@ -259,15 +259,21 @@ def _left(reading: Reading, counted: int) -> int:
         undone_rows = sum(tally.rows for tally in reading.batches if tally.state != "done")
         return max(0, min(undone_rows, total - counted))
     told: dict[int | None, int] = {}
+    living: set[int | None] = set()
     for one in reading.incarnations:
         left = one.counters.get("left")
         if isinstance(left, int):
             told[one.partition] = left
+            living = living | {one.partition} if is_alive(one, now_us) else living - {one.partition}
     undone: Counter[int] = Counter()
     for tally in reading.batches:
         undone[tally.partition] += tally.rows if tally.state != "done" else 0
-    # Doubt that was resolved opens a batch again; done batches have nothing left whatever an old counter says.
-    return sum(min(told.get(partition, rows), rows) for partition, rows in undone.items())
+    # Of a living sender its own word counts, which is as old as its other counts. Of one that is gone: done batches
+    # have nothing left whatever its last word was.
+    return sum(
+        told[partition] if partition in living else min(told.get(partition, rows), rows)
+        for partition, rows in undone.items()
+    )
 
 
 def _slowed(reading: Reading | None) -> dict[str, dict[str, str]]:

@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -21,10 +21,20 @@ from engine.campaign import Campaign
 from engine.clock import Clock
 from engine.config import Settings
 from engine.control.entries import DUE, FINAL, HELD, BatchView, view
-from engine.control.store import ClaimedBatch, Decision, Entry, Incarnation, SharedStore, StoreAway, StoreChanged
+from engine.control.store import (
+    ClaimedBatch,
+    Decision,
+    Entry,
+    Incarnation,
+    Override,
+    SharedStore,
+    StoreAway,
+    StoreChanged,
+)
 from engine.errors import EngineError
+from engine.pace.throttle import Signal
 from engine.work.inheritance import read_story, report_logs_here
-from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report
+from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report, Seen
 from engine.work.recovery import Waiting
 from engine.work.takeover import BatchState
 from engine.work.windows import WindowBook
@@ -34,7 +44,7 @@ from formats.plan import Plan
 ADVANCE_EVERY_S = 0.05
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 
-Answer = TypeVar("Answer")
+WIDE_SCOPES = frozenset({"signing_domain", "campaign"})
 
 
 class Teller(Protocol):
@@ -69,8 +79,13 @@ class Shared:
         self.lost_lease = False
         self.changed: StoreChanged | None = None
         self.campaign_state = "ready"
+        self.overrides: list[Override] = []
         self.exhausted = False  # nothing to claim now, and nobody living has anything that we might get
         self.away: str | None = None
+        self.heard: Callable[[list[Seen]], None] = lambda seen: None  # what other machines were told by providers
+        self._signals: list[Seen] = []
+        self._heard_us = 0
+        self._heard_until = -1
         self.counters: Callable[[], dict[str, object]] = dict
         self._wanted = 0
         self._ready: deque[tuple[ClaimedBatch, BatchState]] = deque()
@@ -129,6 +144,10 @@ class Shared:
             self.book.worker_is_gone(log_id, {}, frozenset() if is_empty else None)
         self._rebuild += [self._mine[batch] for batch in batches if batch in self._mine]
         self._wake.set()
+
+    def signal(self, seen: list[Seen]) -> None:
+        """Answers of providers: those about a signing domain or the campaign concern every machine."""
+        self._signals += [one for one in seen if one.scope in WIDE_SCOPES and one.signal != Signal.ACCEPTED][:20]
 
     def retire(self) -> None:
         """Claim nothing more."""
@@ -227,9 +246,11 @@ class Shared:
             if not self._store.renew(self._me.id, 0, self.counters()):
                 self.lost_lease = True
             self._renewed_at = now
+            self._exchange_signals()
             found = self._store.campaign()
             if found is not None:
                 self.campaign_state = found.state
+            self.overrides = self._store.overrides()
         if self.lost_lease:
             self._finished.clear()
             return
@@ -239,6 +260,24 @@ class Shared:
             self._rebuild.remove(batch)
         if self._wanted and not self._ready and not self._retired and self.campaign_state == "ready":
             self._claim(now)
+
+    def _exchange_signals(self) -> None:
+        """What concerns more than a source's own pace is heard by every machine with its next renewal."""
+        signals, self._signals = self._signals, []
+        for seen in signals:
+            value = msgspec.json.encode(seen).decode()
+            scope, what = f"{seen.scope}:{seen.key[1]}", self._me.id
+            self._store.set_override(Override(scope, what, value, self._me.sender, 0, None))
+        news = []
+        for word in self._store.overrides():
+            if word.what != self._me.id and word.at_us > self._heard_until:
+                news.append(msgspec.json.decode(word.value, type=Seen))
+                self._heard_us = max(self._heard_us, word.at_us)
+        if self._heard_until < 0:
+            news.clear()  # from before we started
+        self._heard_until = self._heard_us
+        if news and self._loop is not None:
+            self._loop.call_soon_threadsafe(self.heard, news)
 
     def _tell(self, event: str, **fields: object) -> None:
         """Tell the operator, from the lease's thread."""
@@ -252,6 +291,8 @@ class Shared:
                 if late is not None:  # somebody told something since: look again
                     self._mine[number] = msgspec.structs.replace(self._mine[number], late=late, started=1)
                     self._derive([self._mine[number]])
+            else:
+                self._store.compact(number)
             self._finished.remove(number)
 
     def _claim(self, now: float) -> None:

@@ -38,6 +38,7 @@ from engine.work.messages import (
     Released,
     Report,
     Revoke,
+    Seen,
     Started,
     Stopped,
     Told,
@@ -149,6 +150,7 @@ class Supervisor:
         self._take_stock()
         if self._shared is not None:
             self._shared.deliver = self._deliver
+            self._shared.heard = self._hear_others
             self._shared.counters = self._count
             self._shared.start()
         for worker in range(self._options.processes):
@@ -349,6 +351,11 @@ class Supervisor:
             case _:
                 pass
 
+    def _hear_others(self, seen: list[Seen]) -> None:
+        """What other machines were told about our signing domain or the campaign, as if it were told now."""
+        now = self._clock.monotonic()
+        self._pacing.hear([msgspec.structs.replace(one, at=now, started_at=now) for one in seen])
+
     def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
         for hand in self._crew.hands.values():
             if hand.log_id == log_id:
@@ -368,7 +375,9 @@ class Supervisor:
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
-        self._pacing.hear(pulse.seen)
+        self._pacing.hear(pulse.seen, self._established())
+        if self._shared is not None:
+            self._shared.signal(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
@@ -478,6 +487,7 @@ class Supervisor:
         if shared.changed is not None and self._draining is None:
             self._codes.add(Exit.TRY_AGAIN)
             self.drain(f"{shared.changed} {shared.changed.next_step}")
+        self._pacing.obey(words_of(shared.overrides))
         self._obey(shared.campaign_state)
 
     def _obey(self, state: str) -> None:
@@ -540,11 +550,17 @@ class Supervisor:
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
-    def _show_limits(self) -> None:
+    def _established(self) -> Counter[str]:
+        """Connections by provider, over all workers, as last told."""
         open_: Counter[str] = Counter()
-        demand: Counter[str] = Counter()
         for hand in self._crew.hands.values():
             open_.update(hand.connections)
+        return open_
+
+    def _show_limits(self) -> None:
+        open_ = self._established()
+        demand: Counter[str] = Counter()
+        for hand in self._crew.hands.values():
             for (_, name), rows in hand.demand.items():
                 demand[name] += rows
         allowed: Counter[str] = Counter()

@@ -194,6 +194,7 @@ class Worker:
             self._routing.come_back = self._intake.come_back
         self._dispatch = Dispatch(bench, composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
+        self._dispatch.signing = composer if composer.signs else None
         if self._gate is not None and isinstance(self._log, ReportingLog):
             self._dispatch.admission = self._gate
             self._gate.attach(self._log, bench)

@@ -29,7 +29,7 @@ from engine.control.sqlite import SqliteStore
 from engine.control.store import Incarnation
 from engine.web.app import ServeOptions, create_app
 from engine.web.auth import Keyring
-from engine.web.server import Patient
+from engine.web.server import Ending, Patient
 from engine.web.shelf import Shelf
 
 with warnings.catch_warnings():
@@ -178,7 +178,7 @@ class Running:
         self.url = f"http://127.0.0.1:{self.port}"
         app = create_app(self.shelf, self.keyring)
         config = uvicorn.Config(app, http=Patient, log_level="warning", ws="none", timeout_graceful_shutdown=1)
-        self.server = uvicorn.Server(config)
+        self.server = Ending(config, app.state.round.end_streams)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]})
 
     def __enter__(self) -> Running:

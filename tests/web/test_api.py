@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import Client, Sender, client_of, counters, make_campaign, provider
 
 import engine.web.shelf as shelf_module
 from engine.campaign import Campaign
@@ -17,6 +16,7 @@ from engine.control.sqlite import SqliteStore
 from engine.control.store import Life
 from engine.lists.suppressions import Suppressions
 from engine.work.pacing import words_of
+from tests.web.conftest import Client, Sender, client_of, counters, make_campaign, provider
 
 
 def test_numbers_are_what_senders_told(campaign: Campaign, client: Client) -> None:

@@ -8,13 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Client, Running, Sender, client_of, counters, provider
 
 import engine.web.guard as guard_module
 import engine.web.server as server_module
 from engine.campaign import Campaign
 from engine.web.auth import COOKIE, Keyring, TokenFileError
 from engine.web.guard import Buckets
+from tests.web.conftest import Client, Running, Sender, client_of, counters, provider
 
 
 def test_without_a_token_nothing_is_told(client: Client) -> None:

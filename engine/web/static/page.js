@@ -81,7 +81,7 @@ function show(s) {
   const numbers = {
     sent: count(s.accepted), bounced: count(s.bounced), deferrals: count(s.deferrals), in_doubt: count(s.in_doubt),
     left: count(s.left), rate: rate(s.per_second),
-    finish: s.finish_s === null ? (s.state === "finished" ? "finished" : "unknown") : "in " + span(s.finish_s),
+    finish: s.finish_s === null ? ({ finished: "finished", paused: "paused", cancelled: "cancelled" }[s.state] || "unknown") : "in " + span(s.finish_s),
   };
   for (const [name, text] of Object.entries(numbers)) set($("n-" + name), text);
   set($("s-left"), [s.waiting ? count(s.waiting) + " wait for a retry" : "", s.in_flight ? count(s.in_flight) + " in flight" : ""].filter(Boolean).join(", "));
