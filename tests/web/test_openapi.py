@@ -1,4 +1,4 @@
-"""The document describes the API: schemathesis asks every operation with right and wrong requests, and finds nothing."""
+"""The document describes the API: schemathesis asks every operation, rightly and wrongly, and finds nothing."""
 
 from __future__ import annotations
 
