@@ -92,7 +92,8 @@ def main() -> None:
         print(f"{'provider':<12}{'accepted':>10}  from each source, with the most connections it had open")
         for name, report in net.reports().items():
             sources = ", ".join(
-                f"{source}: {told.accepted} ({told.most_connections})" for source, told in sorted(report.sources.items())
+                f"{source}: {told.accepted} ({told.most_connections})"
+                for source, told in sorted(report.sources.items())
             )
             print(f"{name:<12}{report.accepted:>10}  {sources}")
         if options.keep_open:
@@ -114,7 +115,9 @@ def write(folder: Path, world: World, rows: int, nameserver: str, port: int) -> 
     pq.write_table(table, campaign / "list.parquet", row_group_size=250)
     (campaign / "campaign.toml").write_text(CAMPAIGN.format(nameserver=nameserver, port=port), "utf-8")
     (campaign / "budgets.toml").write_text(BUDGETS, "utf-8")
-    (campaign / "templates" / "letter.txt").write_text("Dear {{ first_name }},\n\nthis went straight to you.\n", "utf-8")
+    (campaign / "templates" / "letter.txt").write_text(
+        "Dear {{ first_name }},\n\nthis went straight to you.\n", "utf-8"
+    )
 
 
 def engine(folder: Path, *words: str) -> None:
@@ -123,7 +126,9 @@ def engine(folder: Path, *words: str) -> None:
     print(f"\n$ engine {' '.join(words)}", flush=True)
     root = str(Path(__file__).parents[1])
     paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    subprocess.run([sys.executable, "-m", "engine", *words], cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    subprocess.run(
+        [sys.executable, "-m", "engine", *words], cwd=folder, env={**os.environ, "PYTHONPATH": paths}, check=False
+    )
 
 
 if __name__ == "__main__":

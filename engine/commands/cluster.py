@@ -15,7 +15,7 @@ from engine.control.opening import control_url, open_shared, open_store
 from engine.control.store import Incarnation, Life, SharedStore, Store
 from engine.errors import EngineError, Exit
 
-PLACEMENTS = ("systemd", "kubernetes", "slurm", "ssh", "local")
+PLACEMENTS = ("systemd", "kubernetes", "slurm", "ssh", "local", "grafana", "alerts")
 
 
 class NotShared(EngineError):
@@ -228,5 +228,7 @@ def placement(kind: str) -> None:
         "slurm": "slurm.sh",
         "ssh": "ssh.sh",
         "local": "local.sh",
+        "grafana": "grafana.json",
+        "alerts": "grafana-alerts.yaml",
     }
     click.echo(files("engine").joinpath("placement", names[kind]).read_text("utf-8"), nl=False)

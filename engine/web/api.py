@@ -20,7 +20,7 @@ from engine.control.outbox import Enqueued, Mail
 from engine.errors import EngineError
 from engine.lists.suppressions import Suppressions
 from engine.outbox import open_outbox
-from engine.results.report import read_summary
+from engine.results.report import NoReport, read_summary
 from engine.web import batches
 from engine.web.actions import Action, Acts, recorded
 from engine.web.auth import Person
@@ -223,7 +223,11 @@ class Api:
         return Series(**self.watched(request).history.series(request.query_params.get("provider")))
 
     def report(self, request: Request) -> Any:
-        return read_summary(self.watched(request).campaign.report)
+        folder = self.watched(request).campaign.report
+        try:
+            return read_summary(folder)
+        except NoReport:
+            raise Refused(404, "there is no report yet", "engine merge-logs writes it") from None
 
     def suppressed(self, request: Request) -> Suppressed:
         address = _canonical(request.query_params.get("address", ""))

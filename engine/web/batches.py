@@ -20,7 +20,7 @@ A batch whose rows all have their outcome is done, and the answer says so.
 from __future__ import annotations
 
 import secrets
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 from uuid import UUID
 
 import msgspec
@@ -109,7 +109,7 @@ class RowVerdict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     window: Window
     row: Row
-    verdict: str
+    verdict: Literal["accepted", "rejected", "deferred", "lost", "untouched", "in_doubt"]
     attempts: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 1
     code: Annotated[int, msgspec.Meta(ge=0, le=599)] = 0
     due_in_s: Annotated[float, msgspec.Meta(ge=0, le=31_536_000)] = 0.0
@@ -295,9 +295,7 @@ class _Step:
         changed: dict[UUID, tuple[bytearray, list[bytes], bool]] = {}
         offset_us = self._store.now_us()  # spans become times of the store
         for one in self._told.verdicts:
-            verdict = _VERDICTS.get(one.verdict)
-            if verdict is None:
-                raise Refused(422, f"verdicts are {', '.join(_VERDICTS)}")
+            verdict = _VERDICTS[one.verdict]
             entry = self._by_id.get(self._id(one.window))
             if entry is None:
                 raise Refused(422, f"window {one.window} of worker {self._told.worker} was never opened in this batch")

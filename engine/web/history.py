@@ -23,21 +23,23 @@ class History:
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, dict[str, array[int]]]] = deque(maxlen=SAMPLES)
+        self._base: tuple[float, dict[str, array[int]]] | None = None  # where the last minute began
         self._latest: tuple[float, dict[str, array[int]]] | None = None
 
     def add(self, now: float, counts: Mapping[str, ProviderCounts]) -> None:
         """Take the counts so far; kept as a sample every `EVERY_S` seconds."""
         taken = {name: array("q", (c.accepted, c.rejected, c.deferred)) for name, c in counts.items()}
         self._latest = (now, taken)
+        self._base = next((s for s in self._samples if now - s[0] <= _SPAN_S), None)
         if not self._samples or now - self._samples[-1][0] >= EVERY_S - 0.05:
             self._samples.append((now, taken))
 
     def rates(self, name: str) -> Rates:
         """Of the last minute."""
-        if self._latest is None or not self._samples:
+        if self._latest is None or self._base is None:
             return Rates()
         now, latest = self._latest
-        began, first = next((s for s in self._samples if now - s[0] <= _SPAN_S), self._samples[-1])
+        began, first = self._base
         if name not in latest or now - began < 0.5:
             return Rates()
         before = first.get(name, array("q", (0, 0, 0)))

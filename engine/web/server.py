@@ -56,6 +56,7 @@ def bind(host: str, port: int) -> Iterator[socket.socket]:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
+        made.listen(1024)  # whoever reads the printed address may connect at once
     except OSError as problem:
         made.close()
         raise CannotListen(host=host, port=port, problem=problem.strerror) from None

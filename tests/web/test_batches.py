@@ -115,6 +115,7 @@ def test_a_deferred_row_waits_and_is_told_to_a_successor(shared: Client) -> None
     assert 550 < waiting["due_in_s"] <= 600
 
 
+@pytest.mark.slow
 def test_a_silent_worker_loses_its_batches_when_its_lease_ends(shared: Client) -> None:
     silent = claim(shared, lease_s=5, most=3)
     assert len(silent["batches"]) == 3

@@ -101,7 +101,7 @@ def slow_it(page: Any, name: str) -> None:
     page.get_by_label("Connections at most").fill("1")
     page.get_by_label("Messages a second at most").fill("20.5")
     page.get_by_role("button", name="Slow it").click()
-    page.get_by_text("slowed by operator: 1 connections, 20.5/s").first.wait_for()
+    page.get_by_text("by operator: 1 connections, 20.5/s").first.wait_for()
 
 
 def end(sender: subprocess.Popen[str]) -> None:

@@ -123,7 +123,7 @@ function providers(s) {
     const idle = !p.connections && !p.waiting && p.limit_kind !== "suspended" && s.state !== "sending";
     set(box.children[0], idle ? "idle" : LIMIT[p.limit_kind]);
     box.children[0].className = "pill " + (idle ? "" : p.limit_kind);
-    let why = idle ? "" : p.limit_kind === "nothing" ? "nothing limits it" : p.limit;
+    let why = idle ? "" : p.limit_kind === "nothing" ? "nothing limits it" : p.limit.replace(/^(throttle: |budget: |slowed )/, "");
     if (p.suspended_until_us) why = "until " + clock(p.suspended_until_us) + ": " + p.limit.replace(/^suspended for \d+ s: /, "");
     set(box.children[1], why);
     set(c[2], count(p.accepted));
