@@ -421,6 +421,7 @@ class Conversation(Connection):
         self.user = None
         self._reset()
         self._held = False
+        self._run()  # the client's EHLO may have come with the end of its handshake, before we were told of it
 
     def _auth(self, line: bytes) -> None:
         words = line.split()

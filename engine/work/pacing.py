@@ -72,6 +72,7 @@ class Pacing:
                 started_at=one.started_at,
                 reply_s=one.reply_s,
                 connections=established.get(one.key[1]),
+                on_connection=one.on_connection,
                 pause_s=one.pause_s,
                 then_connections=one.then_connections,
                 text=one.text,
