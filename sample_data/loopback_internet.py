@@ -66,6 +66,7 @@ greeting_name = "mail2.sender.test"
 
 [default]
 connections_per_minute = 1000
+
 """
 
 
@@ -114,10 +115,21 @@ def write(folder: Path, world: World, rows: int, nameserver: str, port: int) -> 
     table = pa.table({"email": addresses, "first_name": [f"Reader {n}" for n in range(len(addresses))]})
     pq.write_table(table, campaign / "list.parquet", row_group_size=250)
     (campaign / "campaign.toml").write_text(CAMPAIGN.format(nameserver=nameserver, port=port), "utf-8")
-    (campaign / "budgets.toml").write_text(BUDGETS, "utf-8")
+    sections = [f'[provider."{model.name}.test"]\n{budget_of(model)}' for model in world.provider]
+    (campaign / "budgets.toml").write_text(BUDGETS + "\n".join(sections), "utf-8")
     (campaign / "templates" / "letter.txt").write_text(
         "Dear {{ first_name }},\n\nthis went straight to you.\n", "utf-8"
     )
+
+
+def budget_of(model: Model) -> str:
+    """What the provider says that it allows."""
+    text = f"connections = {model.connections}\n"
+    if model.messages_per_connection is not None:
+        text += f"messages_per_connection = {model.messages_per_connection}\n"
+    if model.rate_per_s is not None:
+        text += f"messages_per_minute = {round(model.rate_per_s * 60)}\n"
+    return text
 
 
 def engine(folder: Path, *words: str) -> None:
