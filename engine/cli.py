@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "write-back": ("engine.commands.results", "write_back_command"),
     "sink": ("engine.commands.sink", "sink"),
     "simulate": ("engine.commands.simulate", "simulate"),
+    "rehearse": ("engine.commands.rehearse", "rehearse"),
     "capacity": ("engine.commands.capacity", "capacity_command"),
     "bounces": ("engine.commands.bounces", "bounces"),
     "resolve": ("engine.commands.resolve", "resolve"),
@@ -48,6 +49,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "enqueue": ("engine.commands.outbox", "enqueue"),
     "serve-outbox": ("engine.commands.outbox", "serve_outbox"),
     "outbox": ("engine.commands.outbox", "outbox"),
+    "issue": ("engine.commands.issue", "issue"),
     "unsubscribe-server": ("engine.commands.unsubscribe", "unsubscribe_server"),
 }
 

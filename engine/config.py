@@ -195,6 +195,7 @@ class LogTable(Table, frozen=True, kw_only=True):
     durability: Literal["disk", "process"] = "disk"
     log_addresses: bool = False
     level: Literal["debug", "info", "warning", "error"] = "info"
+    log_store: str | None = None  # finished logs are copied there as well: s3://, gs:// or file:// (pyarrow.fs)
 
 
 class ControlTable(Table, frozen=True, kw_only=True):
@@ -253,6 +254,22 @@ class OutboxTable(Table, frozen=True, kw_only=True):
     lease: Duration = Duration(30.0)
 
 
+class ScheduleTable(Table, frozen=True, kw_only=True):
+    """[schedule]: live. When this campaign may send; `not_before` and `expires_at` stand in [campaign]."""
+
+    hours: str | None = None  # "08:00-20:00"; over midnight "22:00-06:00"
+    days: tuple[str, ...] = ()  # "mon", "tue", ...; default: every day
+    zone: str = "UTC"  # an IANA zone, e.g. "Europe/Berlin"; also of moments without an offset
+
+
+class StopTable(Table, frozen=True, kw_only=True):
+    """[stop]: live. A run pauses its campaign and ends when something is plainly wrong."""
+
+    error_share: float | None = None  # of answered rows, refused for good: 0.1 says that the list is no good
+    complaint_share: float | None = None  # 0.003 is what large mailbox providers name as too much
+    after_rows: int = 500  # fewer answers prove nothing
+
+
 class Settings(Table, frozen=True, kw_only=True):
     """The whole file."""
 
@@ -269,9 +286,13 @@ class Settings(Table, frozen=True, kw_only=True):
 
     suppression: SuppressionTable = SuppressionTable()
     outbox: OutboxTable = OutboxTable()
+    schedule: ScheduleTable = ScheduleTable()
+    stop: StopTable = StopTable()
 
     # What may change while the campaign runs; the rest is frozen at `plan`.
-    LIVE: ClassVar[frozenset[str]] = frozenset({"delivery", "retry", "log", "bounces", "suppression", "outbox"})
+    LIVE: ClassVar[frozenset[str]] = frozenset(
+        {"delivery", "retry", "log", "bounces", "suppression", "outbox", "schedule", "stop"}
+    )
 
 
 def decode_custom(kind: type, value: Any) -> Any:

@@ -214,7 +214,11 @@ def _warn(desk: Desk) -> None:
 @_campaigns
 @click.option("--json", "as_json", is_flag=True)
 def report(folders: tuple[Path, ...], as_json: bool) -> None:
-    """What came back so far: kinds, reasons, providers, and what people must look at."""
+    """What came back so far: kinds, reasons, providers, and what people must look at.
+
+    \b
+    engine bounces report
+    """
     from engine.bounce.report import report as counted
     from engine.bounce.report import table
 

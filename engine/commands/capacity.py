@@ -12,7 +12,7 @@ from engine.campaign import Campaign
 from engine.capacity import CONNECT_S, MESSAGE_S, OTHER, Accepts, Capacity, OurRate, capacity
 from engine.commands.common import campaign_option, moment, span
 from engine.commands.measure import Measured, kept_measure, measure
-from engine.config import DeliveryTable, Duration
+from engine.config import SETTINGS_FILE, DeliveryTable, Duration
 from engine.counts import Counts, DomainCounts, by_provider, kept_answers, of_metas, provider_book
 from engine.errors import EngineError, Exit
 from engine.pace.budgets import BUDGETS_FILE, BudgetFile, Budgets, Section, Source, load_budgets
@@ -116,7 +116,11 @@ def capacity_command(
             msgspec.structs.replace(source, warmup_day=warmup_day) for source in given or (Source("default"),)
         )
     ours = OurRate(machines=machines, processes=processes, gigabits=gigabits)
-    found = measure(campaign, campaign.settings(), campaign.plan(), messages) if measured else kept_measure(campaign)
+    if measured:
+        found: Measured | None = measure(campaign, campaign.settings(), campaign.plan(), messages)
+    else:
+        has_settings = (campaign.folder / SETTINGS_FILE).exists()
+        found = kept_measure(campaign, campaign.settings()) if has_settings else None
     if found is not None:
         message_bytes = message_bytes or found.message_bytes
         ours = with_measure(ours, found)

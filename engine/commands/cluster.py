@@ -100,7 +100,11 @@ def _line(sender: Incarnation, now_us: int) -> str:
 @control_option
 @click.option("--json", "as_json", is_flag=True, help="A JSON object per line.")
 def batches(campaign: Campaign, control: str | None, as_json: bool) -> None:
-    """Batches that were begun, and whose they are."""
+    """Batches that were begun, and whose they are.
+
+    \b
+    engine batches
+    """
     store = _open_shared(campaign, control)
     try:
         for one in store.batch_owners():
@@ -131,7 +135,11 @@ def _set_state(campaign: Campaign, control: str | None, state: str) -> tuple[Sto
 @campaign_option
 @control_option
 def pause(campaign: Campaign, control: str | None) -> None:
-    """Attempt nothing new until `engine resume`; what is in flight finishes."""
+    """Attempt nothing new until `engine resume`; what is in flight finishes.
+
+    \b
+    engine pause
+    """
     store, senders = _set_state(campaign, control, "paused")
     store.close()
     click.echo(f"paused; {len(senders)} running sender(s) obey within a second or two")
@@ -141,7 +149,11 @@ def pause(campaign: Campaign, control: str | None) -> None:
 @campaign_option
 @control_option
 def resume(campaign: Campaign, control: str | None) -> None:
-    """Go on after `engine pause` or `engine cancel`."""
+    """Go on after `engine pause` or `engine cancel`.
+
+    \b
+    engine resume
+    """
     store, senders = _set_state(campaign, control, "ready")
     store.close()
     click.echo(f"resumed; {len(senders)} sender(s) are running")
@@ -154,7 +166,11 @@ def resume(campaign: Campaign, control: str | None) -> None:
 @control_option
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def cancel(campaign: Campaign, control: str | None, yes: bool) -> None:
-    """End the campaign: nothing new is attempted, and every lease ends. Rows that are in windows may still be sent."""
+    """End the campaign: nothing new is attempted, and every lease ends. Rows that are in windows may still be sent.
+
+    \b
+    engine cancel
+    """
     if not yes:
         click.confirm("Cancel the campaign? Rows that were not attempted stay unsent.", abort=True, err=True)
     store, senders = _set_state(campaign, control, "cancelled")
@@ -179,6 +195,9 @@ def release(campaign: Campaign, control: str | None, name: str) -> None:
     """End a machine's lease now, so that others may take its batches at once. It closes no window.
 
     Rows that the machine has in hand are held in doubt until it reports them, or you decide on them.
+
+    \b
+    engine release --machine host-b
     """
     store = _open_shared(campaign, control)
     try:

@@ -106,13 +106,14 @@ def forecast(
         sources = _young(sources, named=bool(budgets.sources), schedule=schedule)
         warmup = _warmup(schedule, counts, sources)
         made = msgspec.structs.replace(made, warmup=warmup)
-        rows_per_day = lay_out(_portions(counts, warmup), [source.warmup_day for source in sources], schedule)
+        counts = _folded(counts, warmup)
+        rows_per_day = lay_out(_portions(counts), [source.warmup_day for source in sources], schedule)
         notes.append(
             f"each provider's rows go in the order of the list, and `engine prepare` put them by {engaged_first}"
             if engaged_first
             else "rows go in the order of the list; `engine prepare --engaged-first COLUMN` lets the engaged go first"
         )
-    found = kept_measure(campaign)
+    found = kept_measure(campaign, settings)
     composer = build_composer(settings, campaign.folder, open_parquet(made.files[0].path).schema_arrow)
     size = sample_bytes(composer, made) if made.rows else None
     ours = OurRate(machines=len(made.partitions), processes=os.cpu_count() or 1)
@@ -179,9 +180,19 @@ def _warmup(schedule: Schedule, counts: Counts, sources: Sequence[Source]) -> Wa
     )
 
 
-def _portions(counts: Counts, warmup: Warmup) -> Mapping[str, int]:
-    named = {name: counts.providers[name] for name in warmup.shares}
-    return {**named, "other": warmup.other_rows} if warmup.other_rows else named
+def _folded(counts: Counts, warmup: Warmup) -> Counts:
+    """The small destinations as one, as `send` caps them."""
+    named = {name: rows for name, rows in counts.providers.items() if name in warmup.shares}
+    return msgspec.structs.replace(
+        counts,
+        providers=named,
+        other_rows=warmup.other_rows,
+        other_domains=counts.other_domains + len(counts.providers) - len(named),
+    )
+
+
+def _portions(counts: Counts) -> Mapping[str, int]:
+    return {**counts.providers, "other": counts.other_rows} if counts.other_rows else counts.providers
 
 
 def tell(found: Forecast, campaign: Campaign) -> None:

@@ -62,13 +62,17 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     tls: bool
 
 
-def kept_measure(campaign: Campaign) -> Measured | None:
-    """What was measured last on this machine, if anything."""
+def kept_measure(campaign: Campaign, settings: Settings) -> Measured | None:
+    """What was measured last on this machine with as many signatures as are set now, if anything."""
     try:
         found = msgspec.json.decode((campaign.folder / MEASURED_FILE).read_bytes(), type=Measured)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.host == socket.gethostname() else None
+    return found if found.host == socket.gethostname() and found.signatures == _signatures(settings) else None
+
+
+def _signatures(settings: Settings) -> int:
+    return min(len(settings.dkim), 1) + sum(table.also for table in settings.dkim[1:])
 
 
 def sample_bytes(composer: Composer, plan: Plan, rows: int = 20) -> int | None:
@@ -107,7 +111,7 @@ def measure(campaign: Campaign, settings: Settings, plan: Plan, messages: int) -
         message_bytes=size // sent,
         composing_per_s=round(composing, 1),
         per_process=round(sent / max(took, 1e-6), 1),
-        signatures=min(len(settings.dkim), 1) + sum(table.also for table in settings.dkim[1:]),
+        signatures=_signatures(settings),
         tls=tls,
     )
     write_whole(campaign.folder / MEASURED_FILE, msgspec.json.encode(found))

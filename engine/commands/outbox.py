@@ -227,7 +227,11 @@ def outbox() -> None:
 @campaign_option
 @click.option("--json", "as_json", is_flag=True)
 def status(campaign: Campaign, as_json: bool) -> None:
-    """Mails by priority and state, and who serves them."""
+    """Mails by priority and state, and who serves them.
+
+    \b
+    engine outbox status --campaign outbox
+    """
     with open_outbox(campaign.folder) as box:
         tally, servers, knobs, now_us = box.tally(), box.servers(), box.knobs(), box.now_us()
     alive = [server for server in servers if server.state == "alive" and not server.is_expired(now_us)]
@@ -265,7 +269,11 @@ def status(campaign: Campaign, as_json: bool) -> None:
 @click.option("--most", type=click.IntRange(1, 100_000), default=50, show_default=True)
 @click.option("--json", "as_json", is_flag=True)
 def show(campaign: Campaign, state: str | None, after: int, most: int, as_json: bool) -> None:
-    """Single mails: what became of each and what the server said."""
+    """Single mails: what became of each and what the server said.
+
+    \b
+    engine outbox show --campaign outbox --state in_doubt
+    """
     with open_outbox(campaign.folder) as box:
         rows = box.rows(state, after, most)
     for row in rows:
@@ -279,7 +287,7 @@ def show(campaign: Campaign, state: str | None, after: int, most: int, as_json: 
 
 
 def _word(name: str, help_: str, word: str) -> click.Command:
-    @outbox.command(name, help=help_)
+    @outbox.command(name, help=f"{help_}\n\n\b\nengine outbox {name} --campaign outbox --rows 17")
     @campaign_option
     @click.option("--rows", type=RowNumbers(), required=True, help="Row numbers: 5, 0-9, 3,17.")
     def said(campaign: Campaign, rows: list[int]) -> None:
@@ -299,14 +307,22 @@ _word("cancel", "Queued mails will not be sent.", "cancel")
 @campaign_option
 @click.option("--reason", default="by the operator", show_default=True)
 def pause(campaign: Campaign, reason: str) -> None:
-    """Attempt nothing new until `engine outbox resume`; applications may go on to write."""
+    """Attempt nothing new until `engine outbox resume`; applications may go on to write.
+
+    \b
+    engine outbox pause --campaign outbox --reason "the relay moves"
+    """
     _set(campaign, reason)
 
 
 @outbox.command()
 @campaign_option
 def resume(campaign: Campaign) -> None:
-    """Go on after `engine outbox pause`."""
+    """Go on after `engine outbox pause`.
+
+    \b
+    engine outbox resume --campaign outbox
+    """
     _set(campaign, "")
 
 
@@ -319,7 +335,11 @@ def _set(campaign: Campaign, reason: str) -> None:
 @campaign_option
 @click.option("--older-than", "days", type=click.IntRange(0), default=90, show_default=True, help="Days.")
 def forget(campaign: Campaign, days: int) -> None:
-    """Delete mails that had their outcome so long ago, with addresses and fields."""
+    """Delete mails that had their outcome so long ago, with addresses and fields.
+
+    \b
+    engine outbox forget --campaign outbox --older-than 90
+    """
     with open_outbox(campaign.folder) as box:
         click.echo(f"{box.forget(box.now_us() - days * 86_400_000_000):,} mails deleted")
 
@@ -369,7 +389,11 @@ class FolderExists(EngineError):
 @outbox.command("init")
 @click.argument("folder", default="outbox", type=click.Path(path_type=Path))
 def init_outbox(folder: Path) -> None:
-    """Make an outbox folder that runs as it is: settings, a key, a template and the empty table."""
+    """Make an outbox folder that runs as it is: settings, a key, a template and the empty table.
+
+    \b
+    engine outbox init outbox
+    """
     from engine.compose.keys import write_new_keys
 
     if (folder / "campaign.toml").exists():

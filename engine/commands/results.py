@@ -16,6 +16,7 @@ import msgspec
 from engine.campaign import Campaign, make_private_folder
 from engine.clock import SystemClock
 from engine.commands.common import campaign_option
+from engine.control.log_store import fetch
 from engine.control.opening import control_url, open_store
 from engine.control.sqlite import SqliteStore
 from engine.control.store import SharedStore, StoreAway, StoreRefuses
@@ -62,7 +63,9 @@ def merge_logs(
     """
     plan, fingerprint = campaign.plan_and_fingerprint()
     settings = campaign.settings()
-    logs = sorted({*campaign.log_files(), *_log_files(sources)})
+    where = settings.log.log_store
+    fetched = fetch(campaign, plan.campaign_id, where) if where is not None else []
+    logs = sorted({*campaign.log_files(), *fetched, *_log_files(sources)})
     feedback_files = [*campaign.feedback.glob("*.arrows")]
     for source in sources:
         feedback_files += (source / "feedback").glob("*.arrows")

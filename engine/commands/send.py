@@ -22,6 +22,7 @@ from engine.commands.common import RowNumbers, campaign_option, span
 from engine.commands.narrate import Narration, summary_line
 from engine.config import Duration, Settings, SettingsError
 from engine.control.bundle import unpack
+from engine.control.log_store import LogStoreAway, upload
 from engine.control.opening import control_url, keep_url, open_shared, open_store, shared_of
 from engine.control.store import Incarnation, SharedStore
 from engine.errors import EngineError, Exit
@@ -283,11 +284,23 @@ def _run(
                 show.append(supervisor)
                 code = asyncio.run(_supervise(supervisor, campaign, made, narration))
         store.leave(me.id, clock.wall_us(), supervisor.progress.counters(clock.monotonic()))
+        if settings.log.log_store is not None:
+            _upload(campaign, made, settings.log.log_store, me.id)
         _tell_end(campaign, supervisor, options, code, clock.monotonic())
         return code
     finally:
         store.close()
         lock.release()
+
+
+def _upload(campaign: Campaign, made: Plan, where: str, incarnation: str) -> None:
+    """Copies of this run's logs; where that fails the logs here are enough, and the next run tries again."""
+    mine = [path for path in campaign.log_files() if path.name.startswith(incarnation)]
+    try:
+        copied = upload(made.campaign_id, where, mine)
+        click.echo(f"{copied} logs copied to {where}", err=True)
+    except LogStoreAway as problem:
+        click.echo(f"warning: {problem}", err=True)
 
 
 async def _supervise(supervisor: Supervisor, campaign: Campaign, made: Plan, narration: Narration) -> Exit:

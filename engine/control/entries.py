@@ -147,6 +147,50 @@ def view(first_row: int, rows: int, entries: Iterable[Entry], decisions: Iterabl
     return BatchView(first_row, states, held, waiting, frozenset(resent))
 
 
+COMPACT_ROWS = 1000  # a window of so many fits a page with its verdicts, uncompressed and in place
+
+
+def compacted(entries: Iterable[Entry]) -> tuple[list[UUID], list[Entry]]:
+    """Windows that can go, and the fewer ones that say the same: closed ones of one log, without a row in doubt.
+
+    At a low rate a window has few rows and costs more than they do. A window's place is named by decisions and by
+    repeated statements only while it is open or in doubt; a batch that is done opens none, so no late statement can
+    bring back one that went.
+    """
+    by_log: dict[tuple[str, int], list[Entry]] = {}
+    for entry in entries:
+        if not (set(entry.verdicts) & {OPEN, int(Verdict.IN_DOUBT)}):
+            by_log.setdefault((log_of(entry.window), entry.batch), []).append(entry)
+    gone: list[UUID] = []
+    made: list[Entry] = []
+    for mine in by_log.values():
+        group: list[Entry] = []
+        for entry in sorted(mine, key=lambda entry: entry.window):
+            if group and sum(len(e.verdicts) for e in group) + len(entry.verdicts) > COMPACT_ROWS:
+                _join(group, gone, made)
+                group = []
+            group.append(entry)
+        _join(group, gone, made)
+    return gone, made
+
+
+def _join(group: list[Entry], gone: list[UUID], made: list[Entry]) -> None:
+    if len(group) < 2:
+        return
+    details, start = [], 0
+    for entry in group:
+        records = np.array(list(details_of(entry).values()), DETAIL)
+        records["place"] += start
+        details.append(records.tobytes())
+        start += len(entry.verdicts)
+    last = group[-1]
+    rows = b"".join(entry.rows for entry in group)
+    verdicts = b"".join(entry.verdicts for entry in group)
+    at_us, length, seal = group[0].at_us, last.log_length, last.log_seal
+    made.append(Entry(group[0].window, last.batch, at_us, length, seal, rows, verdicts, b"".join(details)))
+    gone += [entry.window for entry in group]
+
+
 def held_rows(store: SharedStore, first_rows: list[int], rows: int) -> list[HeldRow]:
     """Every row that the store holds in doubt. `first_rows` are the batches', `rows` the plan's."""
     batches = sorted({entry.batch for entry in store.held_entries()})

@@ -19,7 +19,7 @@ import msgspec
 import psycopg
 from psycopg import errors
 
-from engine.control.entries import window_bounds
+from engine.control.entries import compacted, window_bounds
 from engine.control.statements import load_statements
 from engine.control.store import (
     Advance,
@@ -384,6 +384,20 @@ class PostgresStore:
 
     def entries(self, batches: list[int]) -> list[Entry]:
         return [Entry(*row) for row in self._run("entries", (batches,))]
+
+    def compact(self, batch: int) -> int:
+        with self._trouble(), self._connection().transaction():
+            db = self._connection()
+            # While we hold the batch nobody opens it again, and nobody claims it.
+            if db.execute(self._text("lock_done"), (batch,)).fetchone() is None:
+                return 0
+            found = db.execute(self._text("entries_locked"), (batch,), binary=True)
+            gone, made = compacted(Entry(*row) for row in found)
+            if gone:
+                db.execute(self._text("delete_windows"), (gone,))
+                columns = zip(*(msgspec.structs.astuple(entry) for entry in made), strict=True)
+                db.execute(self._text("add_windows"), [list(column) for column in columns])
+            return len(gone) - len(made)
 
     def entries_of_log(self, log_id: str) -> list[Entry]:
         return [Entry(*row) for row in self._run("entries_of_log", window_bounds(log_id))]

@@ -322,6 +322,9 @@ class SharedStore(Store, Protocol):
     def entries(self, batches: list[int]) -> list[Entry]:
         """Every window of these batches. After a claim, never in its statement: a window that commits late is seen."""
 
+    def compact(self, batch: int) -> int:
+        """Keep what the windows of a batch that is done say in fewer of them; how many went."""
+
     def entries_of_log(self, log_id: str) -> list[Entry]:
         """Every window of one worker's log."""
 

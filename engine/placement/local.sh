@@ -6,12 +6,24 @@ set -eu
 : "${ROWPOST_CONTROL:?set it to a PostgreSQL that you may write to}"
 mkdir -p five && cd five
 engine init >/dev/null
+"${PYTHON:-python3}" - <<'END'
+import pyarrow as pa, pyarrow.parquet as pq
+sample = pq.read_table("campaign/list.parquet")
+table = pa.concat_tables([sample] * 200)
+for name, values in {"id": range(len(table)), "email": [f"person{n}@example.com" for n in range(len(table))]}.items():
+    place = table.schema.get_field_index(name)
+    if place >= 0:
+        table = table.set_column(place, name, pa.array(values, table.schema.field(place).type))
+pq.write_table(table, "campaign/list.parquet", row_group_size=500)
+END
 id="five-$$"
 sed -i.bak -e "s/^id = .*/id = \"$id\"/" campaign/campaign.toml
 engine sink --port 2525 --record sink.record >sink.out 2>&1 &
 sink=$!
 trap 'kill $sink 2>/dev/null || true' EXIT
 sed -i.bak -e 's#^relay = .*#relay = "smtp://127.0.0.1:2525"#' campaign/campaign.toml
+sed -i.bak -e 's/^\[list\]/[list]\
+batch_rows = 500/' campaign/campaign.toml
 printf '\n[control]\nlease = "3s"\n' >>campaign/campaign.toml
 engine plan list.parquet --partitions 5 --control "$ROWPOST_CONTROL"
 case $ROWPOST_CONTROL in *\?*) url="$ROWPOST_CONTROL&campaign=$id" ;; *) url="$ROWPOST_CONTROL?campaign=$id" ;; esac
@@ -21,10 +33,10 @@ start() {
     eval "pid$1=$!"
 }
 for n in 0 1 2 3 4; do start $n; done
-sleep 3
+sleep 6
 kill -9 -- "-$pid2" 2>/dev/null || true
 rm -rf machine-2
 start 2
 for n in 0 1 2 3 4; do eval "wait \$pid$n" || true; done
 engine machines --control "$url"
-engine merge-logs machine-* --control "$url" || true
+engine merge-logs machine-?/ --control "$url" || true

@@ -296,7 +296,7 @@ def _account(found: Merged, threads: int) -> None:
     words = len(WORDS)
 
     def one(first: int) -> tuple[Numbers, list[Duplicate]]:
-        resolved = found.resolved(first)
+        resolved = found.resolved(first, words_only=True)
         found.word[first : first + resolved.rows] = resolved.word
         key = resolved.provider.astype(np.int64) * words + resolved.word
         return np.bincount(key, minlength=found.provider_counts.size), resolved.duplicates

@@ -187,11 +187,20 @@ class Merged(msgspec.Struct, kw_only=True):
         for first in range(0, self.plan.rows, SPAN_ROWS):
             yield first, min(SPAN_ROWS, self.plan.rows - first)
 
-    def resolved(self, first_row: int) -> Resolved:
+    def resolved(self, first_row: int, *, words_only: bool = False) -> Resolved:
         """The details of the span that begins at `first_row`. May be called from several threads."""
         rows = min(SPAN_ROWS, self.plan.rows - first_row)
         pieces = self._spool.read(first_row // SPAN_ROWS)
-        found = resolve(first_row, rows, pieces, self._provider_maps, self._source_maps, self._same_log, self._resent)
+        found = resolve(
+            first_row,
+            rows,
+            pieces,
+            self._provider_maps,
+            self._source_maps,
+            self._same_log,
+            self._resent,
+            words_only=words_only,
+        )
         self.feedback.apply(found)
         return found
 

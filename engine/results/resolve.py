@@ -143,9 +143,14 @@ def resolve(
     sources: Sequence[Numbers],
     same_log: Numbers,
     resent_rows: frozenset[int] = frozenset(),
+    *,
+    words_only: bool = False,
 ) -> Resolved:
-    """The rows' last words. `providers[log]` and `sources[log]` turn a log's numbers into the merge's; `same_log[log]`
-    is the log whose attempts these are, where only the store told them."""
+    """The rows' last words. `words_only`: word, provider and duplicates, and nothing else.
+
+    `providers[log]` and `sources[log]` turn a log's numbers into the merge's; `same_log[log]` is the log whose attempts
+    these are, where only the store told them.
+    """
     found = Resolved(first_row, rows)
     if not pieces:
         return found
@@ -165,8 +170,9 @@ def resolve(
     # Most rows have one attempt, and their word is at hand; only the others need an order.
     several = np.flatnonzero(np.bincount(row, minlength=rows)[row] > 1)
     counted, tells = COUNTED[verdict], _TELLS_ATTEMPTS[verdict]
-    found.attempts[row[tells]] = attempt[tells]
-    found.first_at[row[counted]] = started[counted]
+    if not words_only:
+        found.attempts[row[tells]] = attempt[tells]
+        found.first_at[row[counted]] = started[counted]
     if len(several):
         order = several[
             np.lexsort(
@@ -183,17 +189,20 @@ def resolve(
         rows_of = row[order]
         last = np.concatenate((rows_of[1:] != rows_of[:-1], [True]))
         winner[rows_of[last]] = order[last]
-        _add_history(found, several, row, attempt, started, counted, tells)
+        if not words_only:
+            _add_history(found, several, row, attempt, started, counted, tells)
         found.duplicates = _duplicates(first_row, order, row, origin, attempt, verdict, ended, flags, resent_rows)
     places = np.flatnonzero(winner >= 0)
     chosen = winner[places]
     reason = _joined(pieces, "reason")
     found.has_word[places] = True
     found.word[places] = _WORD[verdict[chosen], reason[chosen]]
+    found.provider[places] = _named(pieces, "provider", providers)[chosen]
+    if words_only:
+        return found
     found.last_at[places] = ended[chosen]
     found.code[places] = _joined(pieces, "code")[chosen]
     found.log[places] = log[chosen]
-    found.provider[places] = _named(pieces, "provider", providers)[chosen]
     found.source[places] = _named(pieces, "source", sources)[chosen]
     found._texts = pa.chunked_array([batch.column("text") for _, batch in pieces], pa.string())
     found._winner = winner

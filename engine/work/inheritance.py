@@ -22,8 +22,8 @@ import pyarrow as pa
 from engine.campaign import Campaign
 from engine.clock import Clock
 from engine.config import Settings
-from engine.control.entries import OPEN, log_of
-from engine.control.store import Advance, Entry, Incarnation, Life, SharedStore, Told
+from engine.control.entries import OPEN, log_of, window_id
+from engine.control.store import Advance, Entry, Incarnation, Life, Settled, SharedStore, Told
 from engine.work.messages import Reported
 from engine.work.takeover import ForeignHost, wait_for_logs
 from engine.work.windows import DUE_AGAIN, detail
@@ -51,8 +51,8 @@ class LogStory(msgspec.Struct):
         return self.is_whole and (not entry.log_length or self.seals.get(entry.log_length) == entry.log_seal)
 
 
-def read_story(path: Path, rows: Iterable[int]) -> LogStory | None:
-    """What a log says of `rows`; None where it cannot be read, or a living process holds it."""
+def read_story(path: Path, rows: Iterable[int] | None) -> LogStory | None:
+    """What a log says of `rows`, or of all (None); None where it cannot be read, or a living process holds it."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -61,14 +61,16 @@ def read_story(path: Path, rows: Iterable[int]) -> LogStory | None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if not os.fstat(file).st_size:
             return None
-        return _read(pa.memory_map(str(path)).read_buffer(), np.array(sorted(rows), np.uint64))
+        return _read(
+            pa.memory_map(str(path)).read_buffer(), None if rows is None else np.array(sorted(rows), np.uint64)
+        )
     except (OSError, LogDamaged):
         return None
     finally:
         os.close(file)
 
 
-def _read(buffer: pa.Buffer, rows: npt.NDArray[np.uint64]) -> LogStory:
+def _read(buffer: pa.Buffer, rows: npt.NDArray[np.uint64] | None) -> LogStory:
     reader = Reader(buffer)
     header = reader.log.header
     story = LogStory(header.host_id, header.boot_id, {}, {}, {}, True)
@@ -76,10 +78,11 @@ def _read(buffer: pa.Buffer, rows: npt.NDArray[np.uint64]) -> LogStory:
     for batch in reader:
         length = reader.log.length
         story.seals[length] = reader.log.seal
-        wanted = np.isin(batch.column("row").to_numpy(), rows)
-        if not wanted.any():
-            continue
-        batch = batch.filter(pa.array(wanted))
+        if rows is not None:
+            wanted = np.isin(batch.column("row").to_numpy(), rows)
+            if not wanted.any():
+                continue
+            batch = batch.filter(pa.array(wanted))
         names = ("kind", "serial", "row", "verdict", "reason", "code", "attempt", "wait_s")
         columns: list[list[Any]] = [batch.column(name).to_pylist() for name in names]
         at = batch.column("at").cast(pa.int64()).to_pylist()
@@ -149,6 +152,36 @@ def report_logs_here(
     for start in range(0, len(told), 500):
         store.advance(incarnation, Advance(told=told[start : start + 500]))
     return len(told)
+
+
+def tell_again(store: SharedStore, incarnation: str, logs: Path, plan: Plan, offset_us: int) -> int:
+    """After a failover that may have lost commits: tell the store every last word that our own logs have; how many.
+
+    The workers have ended. What the store did not lose it hears twice, which changes no row's state.
+    """
+    starts = np.array([batch.first_row for batch in plan.batches])
+    told = 0
+    for path in sorted(logs.glob(f"{incarnation}-*.arrows")):
+        story = read_story(path, None)
+        if story is None:
+            continue
+        by_batch: dict[int, list[Reported]] = {}
+        for row, intents in story.intents.items():
+            serial = intents[-1][1]
+            last = story.results.get(serial) or Reported(serial, row, 0, Verdict.IN_DOUBT, 0, 0, 0, 0, 0)
+            if last.verdict not in (Verdict.LOST, Verdict.UNTOUCHED):
+                by_batch.setdefault(int(np.searchsorted(starts, row, side="right")) - 1, []).append(last)
+        number = 1 << 47  # above every number that the book gave
+        for batch, mine in by_batch.items():
+            for start in range(0, len(mine), 500):
+                some, number = mine[start : start + 500], number + 1
+                offsets = np.array([one.row - plan.batches[batch].first_row for one in some], "<u4").tobytes()
+                details = b"".join(detail(place, one, offset_us) for place, one in enumerate(some))
+                verdicts = bytes(one.verdict for one in some)
+                settled = Settled(window_id(path.stem, number), batch, offsets, verdicts, details)
+                store.advance(incarnation, Advance(settled=[settled]))
+                told += len(some)
+    return told
 
 
 def go_on_here(

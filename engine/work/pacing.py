@@ -96,8 +96,12 @@ class Pacing:
 
     # -- what workers saw ----------------------------------------------------------------------------------------------
 
-    def hear(self, seen: list[Seen]) -> None:
-        """Take observations into account."""
+    def hear(self, seen: list[Seen], established: Mapping[str, int] | None = None) -> None:
+        """Take observations into account; `established` has the connections of all workers, by provider, where known.
+
+        A worker knows its own connections alone. With several sources the sum is too high, and the throttle then
+        takes a step of one in place of going to what was accepted.
+        """
         for one in seen:
             self._keys.add(one.key)
             observation = Observation(
@@ -106,7 +110,7 @@ class Pacing:
                 count=one.count,
                 started_at=one.started_at,
                 reply_s=one.reply_s,
-                connections=one.connections,
+                connections=one.connections if established is None else established.get(one.key[1]),
                 pause_s=one.pause_s,
                 then_connections=one.then_connections,
                 text=one.text,

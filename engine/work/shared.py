@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -32,8 +32,9 @@ from engine.control.store import (
     StoreChanged,
 )
 from engine.errors import EngineError
-from engine.work.inheritance import read_story, report_logs_here
-from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report
+from engine.pace.throttle import Signal
+from engine.work.inheritance import read_story, report_logs_here, tell_again
+from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report, Seen
 from engine.work.recovery import Waiting
 from engine.work.takeover import BatchState
 from engine.work.windows import WindowBook
@@ -43,7 +44,7 @@ from formats.plan import Plan
 ADVANCE_EVERY_S = 0.05
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 
-Answer = TypeVar("Answer")
+WIDE_SCOPES = frozenset({"signing_domain", "campaign"})
 
 
 class Teller(Protocol):
@@ -81,6 +82,10 @@ class Shared:
         self.overrides: list[Override] = []
         self.exhausted = False  # nothing to claim now, and nobody living has anything that we might get
         self.away: str | None = None
+        self.heard: Callable[[list[Seen]], None] = lambda seen: None  # what other machines were told by providers
+        self._signals: list[Seen] = []
+        self._heard_us = 0
+        self._heard_until = -1
         self.counters: Callable[[], dict[str, object]] = dict
         self._wanted = 0
         self._ready: deque[tuple[ClaimedBatch, BatchState]] = deque()
@@ -140,6 +145,10 @@ class Shared:
         self._rebuild += [self._mine[batch] for batch in batches if batch in self._mine]
         self._wake.set()
 
+    def signal(self, seen: list[Seen]) -> None:
+        """Answers of providers: those about a signing domain or the campaign concern every machine."""
+        self._signals += [one for one in seen if one.scope in WIDE_SCOPES and one.signal != Signal.ACCEPTED][:20]
+
     def retire(self) -> None:
         """Claim nothing more."""
         self._retired = True
@@ -155,9 +164,18 @@ class Shared:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.changed is not None:
+            told = await asyncio.get_running_loop().run_in_executor(None, self._tell_again)
+            self._teller.event("told_again", rows=told)
         for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)
         return not self.book.has_reports
+
+    def _tell_again(self) -> int:
+        try:
+            return tell_again(self._windows_store, self._me.id, self._campaign.logs, self._plan, self.book.offset_us)
+        except StoreAway:
+            return 0
 
     # -- windows -----------------------------------------------------------------------------------------------------
 
@@ -237,6 +255,7 @@ class Shared:
             if not self._store.renew(self._me.id, 0, self.counters()):
                 self.lost_lease = True
             self._renewed_at = now
+            self._exchange_signals()
             found = self._store.campaign()
             if found is not None:
                 self.campaign_state = found.state
@@ -251,6 +270,24 @@ class Shared:
         if self._wanted and not self._ready and not self._retired and self.campaign_state == "ready":
             self._claim(now)
 
+    def _exchange_signals(self) -> None:
+        """What concerns more than a source's own pace is heard by every machine with its next renewal."""
+        signals, self._signals = self._signals, []
+        for seen in signals:
+            value = msgspec.json.encode(seen).decode()
+            scope, what = f"{seen.scope}:{seen.key[1]}", self._me.id
+            self._store.set_override(Override(scope, what, value, self._me.sender, 0, None))
+        news = []
+        for word in self._store.overrides():
+            if word.what != self._me.id and word.at_us > self._heard_until:
+                news.append(msgspec.json.decode(word.value, type=Seen))
+                self._heard_us = max(self._heard_us, word.at_us)
+        if self._heard_until < 0:
+            news.clear()  # from before we started
+        self._heard_until = self._heard_us
+        if news and self._loop is not None:
+            self._loop.call_soon_threadsafe(self.heard, news)
+
     def _tell(self, event: str, **fields: object) -> None:
         """Tell the operator, from the lease's thread."""
         assert self._loop is not None
@@ -263,6 +300,8 @@ class Shared:
                 if late is not None:  # somebody told something since: look again
                     self._mine[number] = msgspec.structs.replace(self._mine[number], late=late, started=1)
                     self._derive([self._mine[number]])
+            else:
+                self._store.compact(number)
             self._finished.remove(number)
 
     def _claim(self, now: float) -> None:

@@ -8,6 +8,7 @@ live settings again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import Counter
 from typing import Protocol
@@ -37,6 +38,7 @@ from engine.work.messages import (
     Released,
     Report,
     Revoke,
+    Seen,
     Started,
     Stopped,
     Told,
@@ -50,11 +52,13 @@ from engine.work.remembering import Remembering
 from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
+from engine.work.timing import complaints_of, schedule_of, why_stop
 from engine.work.warming import warming_of
 from engine.work.worker import WorkerStart
 
 TICK_S = 0.05
 SILENCE_S = 60.0  # a worker sends five pulses a second; reading a huge row group may hold it up for some seconds
+COUNT_COMPLAINTS_S = 10.0
 READ_AHEAD_ROWS = 2_000  # a worker with fewer unread rows gets its next batch: at most two unread at a time
 REPORT_PATIENCE_S = 20.0  # at the end, for a store that is away: the logs here know, and report when a sender starts
 MOST_REPLACEMENTS = 20  # workers that die one after another die of something that a new one will not cure
@@ -118,6 +122,10 @@ class Supervisor:
         self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
         self._ledger = self._pacing.ledger
         self._beside = self._make_beside()
+        self._schedule = schedule_of(settings)
+        self._pause_reason = ""
+        self._complaints = 0
+        self._counted_at = -1e9
         self._suppressing = Suppressing(campaign, settings, plan, clock)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
         self._limit_left = options.limit
@@ -142,6 +150,7 @@ class Supervisor:
         self._take_stock()
         if self._shared is not None:
             self._shared.deliver = self._deliver
+            self._shared.heard = self._hear_others
             self._shared.counters = self._count
             self._shared.start()
         for worker in range(self._options.processes):
@@ -197,6 +206,7 @@ class Supervisor:
                 before, after = getattr(old, field), getattr(new, field)
                 if before != after and "password" not in field:
                     self._narrator.event("setting_changed", key=f"{table}.{field}", old=str(before), new=str(after))
+        self._schedule = schedule_of(settings)
         live = {table: getattr(settings, table) for table in Settings.LIVE}
         self._settings = msgspec.structs.replace(self._settings, **live)
         self._pacing.budgets_changed(self._settings, budgets)
@@ -313,6 +323,8 @@ class Supervisor:
             case Started():
                 self._ready_hands.add(hand.log_id)
                 hand.channel.send(self._live())
+                if self._paused:
+                    hand.channel.send(Pause(paused=True, reason=self._pause_reason))
                 self._feed()
             case Pulse():
                 self._pulse(hand, message, now)
@@ -339,6 +351,12 @@ class Supervisor:
             case _:
                 pass
 
+    def _hear_others(self, seen: list[Seen]) -> None:
+        """What other machines were told about our signing domain or the campaign, as if it were told now."""
+        now = self._clock.monotonic()
+        heard = [msgspec.structs.replace(one, at=now, started_at=now) for one in seen]
+        self._pacing.hear(heard, self._established())
+
     def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
         for hand in self._crew.hands.values():
             if hand.log_id == log_id:
@@ -358,7 +376,9 @@ class Supervisor:
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
-        self._pacing.hear(pulse.seen)
+        self._pacing.hear(pulse.seen, self._established())
+        if self._shared is not None:
+            self._shared.signal(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
@@ -475,12 +495,40 @@ class Supervisor:
         """The operator's word on the campaign."""
         if state == "cancelled" and self._draining is None:
             self.drain("the campaign was cancelled")
-        paused = state == "paused"
-        if paused != self._paused:
-            self._paused = paused
-            self._narrator.event("paused" if paused else "resumed")
+        now_us = self._clock.wall_us()
+        if self._schedule.is_over(now_us) and self._draining is None:
+            self.drain(f"the campaign expired at {self._settings.campaign.expires_at}")
+        closed = self._schedule.why_closed(now_us)
+        reason = "paused by the operator" if state == "paused" else closed or ""
+        if reason:
+            self._connected_at = self._clock.monotonic()  # nothing is attempted, so no connection is missed
+        if reason != self._pause_reason:
+            self._pause_reason, self._paused = reason, bool(reason)
+            self._narrator.event("paused" if reason else "resumed", reason=reason)
             for hand in self._crew.hands.values():
-                hand.channel.send(Pause(paused=paused, reason="paused by the operator" if paused else ""))
+                hand.channel.send(Pause(paused=self._paused, reason=reason))
+        patience_s = self._options.max_wait_s
+        if closed and patience_s is not None and self._draining is None:
+            wait_s = (self._schedule.opens_at(now_us) - now_us) / 1e6
+            if wait_s > patience_s:
+                self.drain(f"{closed}: {wait_s:.0f} s more")
+        self._stop_by_itself()
+
+    def _stop_by_itself(self) -> None:
+        """Too many refusals or complaints: the campaign is paused until the operator says `resume`."""
+        now, stop = self._clock.monotonic(), self._settings.stop
+        if self._draining is not None or (stop.error_share is None and stop.complaint_share is None):
+            return
+        if stop.complaint_share is not None and now - self._counted_at >= COUNT_COMPLAINTS_S:
+            self._counted_at = now
+            self._complaints = complaints_of(self._campaign.feedback)
+        why = why_stop(self._settings, self.progress, self._complaints)
+        if why is not None:
+            self._narrator.event("stopped_by_itself", reason=why)
+            self._codes.add(Exit.TRY_AGAIN)
+            with contextlib.suppress(StoreAway):  # the run ends either way
+                self._store.set_campaign_state("paused")
+            self.drain(f"{why}. The campaign is paused")
 
     def _sum_up(self) -> None:
         hands = self._crew.hands.values()
@@ -503,11 +551,17 @@ class Supervisor:
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
-    def _show_limits(self) -> None:
+    def _established(self) -> Counter[str]:
+        """Connections by provider, over all workers, as last told."""
         open_: Counter[str] = Counter()
-        demand: Counter[str] = Counter()
         for hand in self._crew.hands.values():
             open_.update(hand.connections)
+        return open_
+
+    def _show_limits(self) -> None:
+        open_ = self._established()
+        demand: Counter[str] = Counter()
+        for hand in self._crew.hands.values():
             for (_, name), rows in hand.demand.items():
                 demand[name] += rows
         allowed: Counter[str] = Counter()

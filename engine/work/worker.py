@@ -230,6 +230,8 @@ class Worker:
         try:
             while not (self._is_draining and not self._bench.flights and self._dispatch.is_idle):
                 await asyncio.sleep(TICK_S)
+                if reading.done() and not self._is_draining:
+                    reading.result()  # a bug there must not leave rows unread in silence
                 self._tick()
         finally:
             reading.cancel()

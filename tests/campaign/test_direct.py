@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from engine.lists.suppressions import Suppressions
+from engine.rehearse.counting import fullest_window, share_used
 from engine.rehearse.internet import InternetSettings, RunningInternet, run_internet, willing, zone_of
 from engine.rehearse.models import Model, World
 from engine.rehearse.record import read_record
@@ -36,10 +38,11 @@ class Direct:
     def __init__(self, operator: Operator, net: RunningInternet, records: Path) -> None:
         self.operator, self.net, self.records = operator, net, records
 
-    def begin(self, addresses: list[str], budgets: str = SOURCES, **delivery: object) -> None:
+    def begin(self, addresses: list[str], budgets: str = SOURCES, *, plan: bool = True, **delivery: object) -> None:
         """Planned and ready to send."""
         self.operator.begin(
             addresses,
+            plan=plan,
             mode="direct",
             nameservers=[self.net.nameserver],
             smtp_port=self.net.port,
@@ -81,6 +84,13 @@ def direct(tmp_path: Path) -> Iterator[Callable[..., Direct]]:
 def mixed(each: int) -> list[str]:
     """So many addresses at each provider, in turn."""
     return [f"r{n}@{name}.test" for n in range(each) for name in ADDRESSES]
+
+
+def until(holds: Callable[[], bool], within_s: float = 30) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def greylisting(name: str, seconds: float) -> Model:
@@ -141,10 +151,7 @@ def test_a_killed_sender_goes_on_with_what_waited(direct: Callable[..., Direct])
     d.begin([*(f"y{n}@broken.test" for n in range(10)), *mixed(50)], max_age="8s")
     d.operator.set("plan", ["2s"])
     process = d.operator.start("send", "--processes", "2", "--yes")
-    deadline = time.monotonic() + 20
-    while d.net.reports()["midmail"].answers.get("greylisted", 0) < 50:
-        assert time.monotonic() < deadline, d.net.reports()
-        time.sleep(0.02)
+    until(lambda: d.net.reports()["midmail"].answers.get("greylisted", 0) >= 50)
     time.sleep(0.5)  # their results are in the logs
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
@@ -152,3 +159,71 @@ def test_a_killed_sender_goes_on_with_what_waited(direct: Callable[..., Direct])
     assert d.operator.outcomes(code=None) == {"accepted": 150, "deferred": 10}
     for name in ADDRESSES:
         assert len(d.received(name)) == len(set(d.received(name))) == 50
+
+
+def test_eight_processes_keep_one_budget_by_the_receiver_s_count(direct: Callable[..., Direct]) -> None:
+    d = direct(msgspec.structs.replace(willing("bigmail"), message_s=0.01))
+    budget = SOURCES.replace("[source.second]", "[source.unused]\nweight = 0")
+    budget = "[default]\nconnections = 3\nconnections_per_minute = 100000\n" + budget
+    d.begin([f"r{n}@bigmail.test" for n in range(600)], budget, plan=False)
+    d.operator.set("list.batch_rows", 100)
+    d.operator.run("plan", "list.parquet")
+    d.operator.run("send", "--processes", "8", "--yes", within_s=100)
+    (source,) = d.net.reports()["bigmail"].sources.values()
+    assert (source.accepted, source.most_connections) == (600, 3)
+
+
+@pytest.mark.slow
+def test_ten_a_minute_are_ten_in_any_minute(direct: Callable[..., Direct]) -> None:
+    d = direct()
+    d.begin([f"r{n}@bigmail.test" for n in range(13)], "[default]\nmessages_per_minute = 10\n")
+    d.operator.run("send", "--processes", "8", "--yes", within_s=150)
+    times = read_record(d.records / "bigmail.tsv")["time_us"].to_numpy()
+    assert len(times) == 13
+    assert fullest_window(times, 60) <= 10
+    assert share_used(times, 10 / 60) >= 0.98
+
+
+def test_a_changed_budget_holds_at_once_and_a_broken_one_changes_nothing(direct: Callable[..., Direct]) -> None:
+    d = direct(msgspec.structs.replace(willing("bigmail"), message_s=0.1))
+    d.begin([f"r{n}@bigmail.test" for n in range(400)], "[default]\nconnections = 1\n")
+    process = d.operator.start("send", "--processes", "2", "--yes")
+    until(lambda: d.net.reports()["bigmail"].accepted > 10)
+    d.budgets("[default]\nconnections = 0\n")
+    time.sleep(2.5)
+    assert d.net.reports()["bigmail"].sources["127.0.0.1"].most_connections == 1
+    d.budgets("[default]\nconnections = 12\nconnections_per_minute = 100000\n")
+    _, err = process.communicate(timeout=40)
+    assert process.returncode == 0, err
+    assert "settings_refused" in err
+    assert d.net.reports()["bigmail"].sources["127.0.0.1"].most_connections == 12
+
+
+def test_unknown_users_are_suppressed_unless_suddenly_everybody_is_unknown(direct: Callable[..., Direct]) -> None:
+    d = direct(
+        msgspec.structs.replace(willing("bigmail"), unknown_share=0.05),
+        msgspec.structs.replace(willing("midmail"), outages=(), unknown_share=1.0),
+    )
+    d.begin(mixed(200), max_age="6s")
+    said = d.operator.run("send", "--processes", "2", "--yes", "--max-wait", "0", code=None)
+    assert "breaker_open provider=midmail.test" in said.stderr
+    suppressed = Suppressions(d.operator.campaign / "suppression", list_id="news")
+    answers = d.net.reports()["bigmail"].answers
+    assert answers["bounced"] > 0
+    held = {name: int(suppressed.check([f"r{n}@{name}.test" for n in range(200)]).sum()) for name in ADDRESSES}
+    assert held == {"bigmail": answers["bounced"], "midmail": 0, "smallmail": 0}
+
+
+def test_what_the_throttle_learnt_survives_a_restart(direct: Callable[..., Direct]) -> None:
+    d = direct(msgspec.structs.replace(willing("bigmail"), message_s=0.05, connections=2))
+    d.begin([f"r{n}@bigmail.test" for n in range(300)], "[default]\nconnections = 10\n")
+    process = d.operator.start("send", "--processes", "1", "--yes")
+    memory = d.operator.campaign / "run" / "throttle-0.json"
+    until(memory.exists)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    refused = d.net.reports()["bigmail"].answers["too_many_connections"]
+    d.operator.run("send", "--processes", "1", "--yes")
+    assert refused > 0
+    assert d.net.reports()["bigmail"].answers["too_many_connections"] <= refused + 1
+    assert d.operator.outcomes() == {"accepted": 300}

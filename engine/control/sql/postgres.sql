@@ -277,6 +277,19 @@ SELECT EXISTS (SELECT FROM lease), wall_us(), array(
 -- name: entries
 SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win WHERE batch = ANY (%s) ORDER BY id;
 
+-- name: lock_done
+SELECT 1 FROM batch WHERE number = %s AND state = 'done' FOR UPDATE;
+
+-- name: entries_locked
+SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win WHERE batch = %s ORDER BY id FOR UPDATE;
+
+-- name: delete_windows
+DELETE FROM win WHERE id = ANY (%s);
+
+-- name: add_windows
+INSERT INTO win (id, batch, at_us, log_length, log_seal, rows, verdicts, details)
+SELECT * FROM unnest(%s::uuid[], %s::integer[], %s::bigint[], %s::bigint[], %s::text[], %s::bytea[], %s::bytea[], %s::bytea[]);
+
 -- name: entries_of_log
 SELECT id, batch, at_us, log_length, log_seal, rows, verdicts, details FROM win WHERE id BETWEEN %s AND %s ORDER BY id;
 
