@@ -21,12 +21,15 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import contextlib
+
 from engine.rehearse.internet import InternetSettings, run_internet, zone_of
 from engine.rehearse.models import Model, World, rows_of
 
 PROVIDERS = (
     Model(name="bigmail", share=40.0, connections=5, messages_per_connection=50, connect_s=0.02, message_s=0.01),
-    Model(name="globalmail", share=20.0, connections=10, greylist_share=0.1, greylist_s=2.0, connect_s=0.0, message_s=0.01,
+    Model(name="globalmail", share=20.0, connections=10, greylist_share=0.1, greylist_s=2.0, message_s=0.01,
+          connect_s=0.0,
           greylist_reply="450 4.2.0 Greylisted, come again"),
     Model(name="webmail", share=15.0, connections=5, messages_per_connection=20, connect_s=0.02, message_s=0.01),
     Model(name="officemail", share=10.0, connections=8, unknown_share=0.02, connect_s=0.0, message_s=0.01),
@@ -99,10 +102,8 @@ def main() -> None:
             print(f"{name:<12}{report.accepted:>10}  {sources}")
         if options.keep_open:
             print("Ctrl-C ends the internet")
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(1e9)
-            except KeyboardInterrupt:
-                pass
 
 
 def write(folder: Path, world: World, rows: int, nameserver: str, port: int) -> None:
