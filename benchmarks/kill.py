@@ -20,6 +20,7 @@ Linux only: it reads /proc.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -333,14 +334,20 @@ def main() -> None:
         chunking=not options.no_chunking,
         durability=options.durability,
     )
-    outcomes = []
-    for seed in range(options.seed, options.seed + options.runs):
-        folder = Path(tempfile.mkdtemp(prefix=f"rowpost-kill-{seed}-"))
-        outcomes.append(run_once(folder, plan, seed))
-        if outcomes[-1].kept_its_promises:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            print(f"seed {seed}: {outcomes[-1]}\n  kept in {folder}", file=sys.stderr)
+    outcomes: list[Outcome] = []
+    began = time.monotonic()
+    # Ctrl-C ends the series early and still tells what the runs so far gave.
+    with contextlib.suppress(KeyboardInterrupt):
+        for seed in range(options.seed, options.seed + options.runs):
+            folder = Path(tempfile.mkdtemp(prefix=f"rowpost-kill-{seed}-"))
+            outcomes.append(run_once(folder, plan, seed))
+            if outcomes[-1].kept_its_promises:
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                print(f"seed {seed}: {outcomes[-1]}\n  kept in {folder}", file=sys.stderr)
+            each = (time.monotonic() - began) / len(outcomes)
+            left = each * (options.runs - len(outcomes))
+            print(f"{len(outcomes)} of {options.runs} runs, {left / 60:.0f} min left", file=sys.stderr)
     print(table(outcomes))
     if options.json is not None:
         options.json.write_bytes(msgspec.json.format(msgspec.json.encode({"plan": plan, "runs": outcomes})))
