@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The document describes the API: schemathesis asks every operation with right and wrong requests; nothing found."""
-=======
 """The document describes the API: schemathesis asks every operation, rightly and wrongly, and finds nothing."""
->>>>>>> web
 
 from __future__ import annotations
 
