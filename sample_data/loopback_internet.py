@@ -21,12 +21,15 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import contextlib
+
 from engine.rehearse.internet import InternetSettings, run_internet, zone_of
 from engine.rehearse.models import Model, World, rows_of
 
 PROVIDERS = (
     Model(name="bigmail", share=40.0, connections=5, messages_per_connection=50, connect_s=0.02, message_s=0.01),
-    Model(name="globalmail", share=20.0, connections=10, greylist_share=0.1, greylist_s=2.0, connect_s=0.0, message_s=0.01,
+    Model(name="globalmail", share=20.0, connections=10, greylist_share=0.1, greylist_s=2.0, message_s=0.01,
+          connect_s=0.0,
           greylist_reply="450 4.2.0 Greylisted, come again"),
     Model(name="webmail", share=15.0, connections=5, messages_per_connection=20, connect_s=0.02, message_s=0.01),
     Model(name="officemail", share=10.0, connections=8, unknown_share=0.02, connect_s=0.0, message_s=0.01),
@@ -66,6 +69,7 @@ greeting_name = "mail2.sender.test"
 
 [default]
 connections_per_minute = 1000
+
 """
 
 
@@ -98,10 +102,8 @@ def main() -> None:
             print(f"{name:<12}{report.accepted:>10}  {sources}")
         if options.keep_open:
             print("Ctrl-C ends the internet")
-            try:
+            with contextlib.suppress(KeyboardInterrupt):
                 time.sleep(1e9)
-            except KeyboardInterrupt:
-                pass
 
 
 def write(folder: Path, world: World, rows: int, nameserver: str, port: int) -> None:
@@ -114,10 +116,21 @@ def write(folder: Path, world: World, rows: int, nameserver: str, port: int) -> 
     table = pa.table({"email": addresses, "first_name": [f"Reader {n}" for n in range(len(addresses))]})
     pq.write_table(table, campaign / "list.parquet", row_group_size=250)
     (campaign / "campaign.toml").write_text(CAMPAIGN.format(nameserver=nameserver, port=port), "utf-8")
-    (campaign / "budgets.toml").write_text(BUDGETS, "utf-8")
+    sections = [f'[provider."{model.name}.test"]\n{budget_of(model)}' for model in world.provider]
+    (campaign / "budgets.toml").write_text(BUDGETS + "\n".join(sections), "utf-8")
     (campaign / "templates" / "letter.txt").write_text(
         "Dear {{ first_name }},\n\nthis went straight to you.\n", "utf-8"
     )
+
+
+def budget_of(model: Model) -> str:
+    """What the provider says that it allows."""
+    text = f"connections = {model.connections}\n"
+    if model.messages_per_connection is not None:
+        text += f"messages_per_connection = {model.messages_per_connection}\n"
+    if model.rate_per_s is not None:
+        text += f"messages_per_minute = {round(model.rate_per_s * 60)}\n"
+    return text
 
 
 def engine(folder: Path, *words: str) -> None:

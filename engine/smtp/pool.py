@@ -149,8 +149,10 @@ class Pool:
     def set_limits(self, limits: ConnectionLimits) -> None:
         """Hold connections so from now on, the open ones included."""
         self.limits = limits
-        for session in self._sessions:
+        for session in tuple(self._sessions):
             session.dialogue.adopt(self._manner(session.host))
+            if session.is_used_up:
+                session.close()  # the limit was lowered below what it has had: it would stand there and take nothing
 
     def shrink(self, connections: int) -> None:
         """A revoke: close so many, idle ones first, the others after what they have in hand."""

@@ -112,6 +112,11 @@ class Session(asyncio.BufferedProtocol):
         return self.dialogue.is_idle
 
     @property
+    def is_used_up(self) -> bool:
+        """It has had as many messages as a connection may have."""
+        return self._messages_left() <= 0
+
+    @property
     def sent(self) -> int:
         """How many messages the server accepted in this connection."""
         return self.dialogue.accepted

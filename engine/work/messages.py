@@ -145,7 +145,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     at: float
     started_at: float
     reply_s: float | None = None
-    connections: int | None = None
+    on_connection: int | None = None  # messages accepted before it on its connection
     pause_s: float | None = None
     then_connections: int | None = None
     unknown: bool = False

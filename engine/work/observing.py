@@ -57,8 +57,8 @@ class Observer:
         count, reply_s = self._accepted.get(key, (0, 0.0))
         self._accepted[key] = (count + 1, reply_s + now - started_at)
 
-    def refused(self, key: Key, judgement: Judgement, reply: Reply, started_at: float, connections: int) -> None:
-        """One was refused."""
+    def refused(self, key: Key, judgement: Judgement, reply: Reply, started_at: float, accepted: int | None) -> None:
+        """One was refused, after so many accepted ones on its connection."""
         now = self._clock.monotonic()
         action = judgement.action
         self._add(
@@ -70,7 +70,7 @@ class Observer:
                 at=now,
                 started_at=started_at,
                 reply_s=now - started_at,
-                connections=connections,
+                on_connection=accepted,
                 # Only what the provider documents: the throttle measures the rest better.
                 pause_s=action.pause_s if action.connections is not None else None,
                 then_connections=action.connections,

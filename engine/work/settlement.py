@@ -41,6 +41,7 @@ class LaneNames(Protocol):
     provider: int
     source: int
     provider_name: str | None
+    on_connection: int | None  # messages accepted on the connection that is being heard
 
     @property
     def key(self) -> Key:
@@ -106,7 +107,7 @@ class Settlement:
     def _refused(self, event: Refused, flight: Flight, lane: LaneNames) -> None:
         bench = self._bench
         judgement = self.judge(event.stage, event.reply, lane)
-        self._observer.refused(lane.key, judgement, event.reply, flight.started_at, lane.open)
+        self._observer.refused(lane.key, judgement, event.reply, flight.started_at, lane.on_connection)
         verdict = judgement.verdict
         if verdict is Verdict.REJECTED and judgement.suppress and lane.provider_name in self.tripped:
             verdict = Verdict.DEFERRED

@@ -375,7 +375,7 @@ class Worker:
         now = self._clock.monotonic()
         if reply is not None and reply.code >= 400:
             judgement = self._settlement.judge(stage, reply, lane)
-            self._observer.refused(lane.key, judgement, reply, now, lane.open)
+            self._observer.refused(lane.key, judgement, reply, now, lane.on_connection)
         elif isinstance(self._routing, DirectRouting):
             # A relay that cannot be reached is no matter of pace: the pool backs off, and the run gives up in time.
             self._observer.unreachable(lane.key, said)
@@ -557,9 +557,11 @@ class _Ear:
         self._worker.is_ready()
 
     def on_events(self, session: Session, events: list[Event]) -> None:
+        self._lane.on_connection = session.sent
         self._worker.has_events(self._lane, events)
 
     def on_session_ended(
         self, subject: Session | Destination, why: Ended, stage: Stage, reply: Reply | None, error: str
     ) -> None:
+        self._lane.on_connection = subject.sent if isinstance(subject, Session) else None
         self._worker.has_ended(self._lane, why, stage, reply, error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import smtplib
 import socket
@@ -12,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from engine.rehearse.conversation import Conversation
 from engine.rehearse.record import read_record, tally
 from engine.rehearse.running import RunningSink, run_sink_in_process
-from engine.rehearse.sink import SinkCannotListen, SinkSettings
+from engine.rehearse.sink import Sink, SinkCannotListen, SinkSettings
 
 CONTENT = b"From: a@example.com\r\nMessage-ID: <1@example.com>\r\nSubject: x\r\n\r\nHello\r\n.dotted\r\n"
 STUFFED = CONTENT.replace(b"\r\n.dotted", b"\r\n..dotted")
@@ -299,3 +301,47 @@ def test_two_sinks_on_one_port_is_an_error_that_names_it(sink: RunningSink) -> N
 def test_a_full_read_buffer_behind_a_held_reply_is_not_lost(wire: Wire) -> None:
     wire.send(envelope("slow-300ms-rcpt@example.org") + b"RSET\r\n" + b"NOOP\r\n" * 30_000)
     assert wire.codes(30_003) == [250] * 30_003
+
+
+class _Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written += bytes(data)
+
+    def pause_reading(self) -> None:
+        pass
+
+
+class _HastyLoop:
+    """Its handshake ends with the client's EHLO in the same bytes."""
+
+    def __init__(self, inside: _Wire) -> None:
+        self.inside = inside
+
+    async def start_tls(self, transport: object, protocol: Conversation, *_: object, **__: object) -> _Wire:
+        hear(protocol, b"EHLO inside.test\r\n")
+        return self.inside
+
+
+def hear(conversation: Conversation, octets: bytes) -> None:
+    conversation.get_buffer(len(octets))[: len(octets)] = octets
+    conversation.buffer_updated(len(octets))
+
+
+def test_an_ehlo_that_ends_the_handshake_is_answered() -> None:
+    async def story() -> bytes:
+        sink = Sink(SinkSettings(tls="starttls"))
+        conversation, outside, inside = sink._new(), _Wire(), _Wire()
+        conversation.connection_made(outside)
+        conversation._loop = _HastyLoop(inside)  # type: ignore[assignment]
+        hear(conversation, b"EHLO outside.test\r\n")
+        hear(conversation, b"STARTTLS\r\n")
+        await asyncio.sleep(0.01)
+        return inside.written
+
+    assert asyncio.run(story()).startswith(b"250-")
