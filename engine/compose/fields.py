@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.compose.template import Line, TemplateError, Variables
 from engine.config import MessageTable, SettingsError
-from formats.address import AddressError, Mailbox, parse_mailbox
+from formats.address import AddressError, Mailbox, domain_to_ascii, parse_mailbox
 from formats.dkim import UNSIGNED, relaxed_field
 from formats.message import (
     SOFT_LINE,
@@ -190,6 +190,16 @@ def settings_address(key: str, text: str) -> Mailbox:
             problem=f"message.{key}: {text!r}: many receivers cannot answer an address beyond ASCII",
         )
     return mailbox
+
+
+def return_domain(message: MessageTable) -> str:
+    """Where VERP return paths live; raises SettingsError."""
+    if not message.return_path_domain:
+        return settings_address("from_address", message.from_address).domain
+    try:
+        return domain_to_ascii(message.return_path_domain)
+    except AddressError as problem:
+        raise SettingsError(file="campaign.toml", problem=f"message.return_path_domain: {problem}") from None
 
 
 def _structured(key: str, value: str) -> str:
