@@ -137,7 +137,7 @@ def main() -> None:
         failed |= not good
         print(
             f"{count} messages in {window_s} s: {options.processes} processes, at most {fullest} in a window, "
-            f"{used:.1%} of the rate used over {(times.max() - times.min()) / 1e6:.0f} s, {most} connections"
+            f"{used:.1%} of the rate used over {len(times) and (times.max() - times.min()) / 1e6:.0f} s, {most} connections"
             f"{'' if good else '  NOT GOOD'}",
             flush=True,
         )
