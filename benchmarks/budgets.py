@@ -134,10 +134,11 @@ def main() -> None:
         times = found["time_us"].to_numpy()
         fullest, used = fullest_window(times, window_s), share_used(times, count / window_s)
         good = fullest <= count and used >= 0.98
+        lasted = (times.max() - times.min()) / 1e6 if len(times) else 0.0
         failed |= not good
         print(
             f"{count} messages in {window_s} s: {options.processes} processes, at most {fullest} in a window, "
-            f"{used:.1%} of the rate used over {(times.max() - times.min()) / 1e6:.0f} s, {most} connections"
+            f"{used:.1%} of the rate used over {lasted:.0f} s, {most} connections"
             f"{'' if good else '  NOT GOOD'}",
             flush=True,
         )

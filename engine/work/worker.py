@@ -79,6 +79,8 @@ from formats.sendlog import Header
 TICK_S = 0.05  # results reach the file within this; the pulse goes out every fourth tick
 PULSE_TICKS = 4
 READY_ROWS = 4096  # rows whose values are in memory; a lane's share is an eighth where there are several
+_CONNECTING_S = 0.5  # a connection that was refused began about so long before
+_REFUSE_A_MESSAGE = frozenset({Stage.RCPT, Stage.DATA, Stage.DOT})
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,8 +358,10 @@ class Worker:
         """A session has capacity."""
         self._dispatch.wake()
 
-    def has_ended(self, lane: Lane, why: Ended, stage: Stage, reply: Reply | None, error: str) -> None:
-        """A connection ended, or could not be made."""
+    def has_ended(
+        self, lane: Lane, why: Ended, stage: Stage, reply: Reply | None, error: str, opened_at: float | None
+    ) -> None:
+        """A connection ended (it was opened then), or could not be made (None)."""
         said = f"{why} at {stage.upper()}" + (f": {reply}" if reply else f": {error}" if error else "")
         if why is Ended.AUTH_REFUSED:
             problem = f"{lane.key[1]} refuses the login: {reply or error}"
@@ -368,14 +372,19 @@ class Worker:
             self._reason = f"{lane.key[1]}: {said}"
             fields: dict[str, str | int | float] = {"destination": lane.key[1], "why": said}
             self._channel.send(Told(level="info", event="connection_ended", fields=fields))
-            self._observe_ending(lane, stage, reply, said)
+            self._observe_ending(lane, stage, reply, said, opened_at)
         self._dispatch.wake()
 
-    def _observe_ending(self, lane: Lane, stage: Stage, reply: Reply | None, said: str) -> None:
+    def _observe_ending(
+        self, lane: Lane, stage: Stage, reply: Reply | None, said: str, opened_at: float | None
+    ) -> None:
         now = self._clock.monotonic()
         if reply is not None and reply.code >= 400:
-            judgement = self._settlement.judge(stage, reply, lane)
-            self._observer.refused(lane.key, judgement, reply, now, lane.on_connection)
+            if stage not in _REFUSE_A_MESSAGE:  # there the message's own refusal has told it
+                judgement = self._settlement.judge(stage, reply, lane)
+                # Connections that end together are one cohort: what counts is when each began.
+                began = opened_at if opened_at is not None else now - _CONNECTING_S
+                self._observer.refused(lane.key, judgement, reply, began, lane.on_connection)
         elif isinstance(self._routing, DirectRouting):
             # A relay that cannot be reached is no matter of pace: the pool backs off, and the run gives up in time.
             self._observer.unreachable(lane.key, said)
@@ -564,4 +573,5 @@ class _Ear:
         self, subject: Session | Destination, why: Ended, stage: Stage, reply: Reply | None, error: str
     ) -> None:
         self._lane.on_connection = subject.sent if isinstance(subject, Session) else None
-        self._worker.has_ended(self._lane, why, stage, reply, error)
+        opened_at = subject.opened_at if isinstance(subject, Session) else None
+        self._worker.has_ended(self._lane, why, stage, reply, error, opened_at)

@@ -316,6 +316,9 @@ class _Wire(asyncio.Transport):
     def pause_reading(self) -> None:
         pass
 
+    def is_closing(self) -> bool:
+        return False
+
 
 class _HastyLoop:
     """Its handshake ends with the client's EHLO in the same bytes."""
