@@ -170,6 +170,8 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     pipeline_depth: int = 4
     pipelining: bool = True
     chunking: bool = True
+    # uvloop costs less CPU with TLS and no more without; "auto" takes it for TLS where it is installed.
+    event_loop: Literal["auto", "asyncio", "uvloop"] = "auto"
     # mode = "direct": sources and limits per provider stand in budgets.toml beside this file.
     nameservers: tuple[str, ...] = ()  # "ADDRESS" or "ADDRESS:PORT"; default: the machine's
     smtp_port: int = 25

@@ -31,7 +31,6 @@ Three manners, by what the server offered and the settings allow:
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
@@ -133,8 +132,8 @@ class Dialogue:
 
     def __init__(self, offer: Offer, manner: Manner = Manner(), *, chunking_proven: bool = False) -> None:  # noqa: B008
         self._offer = offer
-        self._owed: deque[tuple[Stage, _Transaction | None]] = deque()
         # Lists, though taken from the front: they are short, and an empty deque costs 600 bytes in each connection.
+        self._owed: list[tuple[Stage, _Transaction | None]] = []
         self._waiting: list[Outgoing] = []
         self._script: list[tuple[Stage, _Transaction | None]] = []  # lock-step: commands not yet written
         self._content_due: _Transaction | None = None  # a 354 was given for it
@@ -184,6 +183,11 @@ class Dialogue:
     def is_ending(self) -> bool:
         """Begins nothing more."""
         return self._ending or self.is_over
+
+    @property
+    def has_quit(self) -> bool:
+        """QUIT is written: all that was in hand is answered."""
+        return self._quit_written
 
     @property
     def mail_max(self) -> int | None:
@@ -425,7 +429,7 @@ class Dialogue:
             if line[:4] == b"250 " and owed and not self._lines and not self.is_over:
                 stage = owed[0][0]
                 if stage is _MAIL or stage is _RCPT or stage is _RSET:
-                    owed.popleft()
+                    owed.pop(0)
                     self.replies += 1
                     continue
             if self.is_over:
@@ -467,7 +471,7 @@ class Dialogue:
             else:
                 self._out_of_step("a reply that no command was owed", reply)
             return
-        stage, transaction = self._owed.popleft()
+        stage, transaction = self._owed.pop(0)
         if code == CLOSING and stage is not Stage.QUIT:
             self._closing(stage, transaction, parse_reply(lines))
             return

@@ -236,6 +236,9 @@ class Pool:
         """Called once for each task, also for one that was cancelled before it began."""
         host = self._connecting.pop(task)
         outcome = None if task.cancelled() else task.result()
+        if isinstance(outcome, Connected) and outcome.transport.is_closing():
+            # It went between the handshake and now, and told aiosmtplib's protocol so: ours would never hear of it.
+            outcome = Failure(Ended.BROKEN, Stage.EHLO, None, "the server hung up after its greeting")
         if isinstance(outcome, Connected) and not self._is_closed:
             self._opened(host, outcome)
             return

@@ -51,8 +51,9 @@ class Session(asyncio.BufferedProtocol):
     """An established connection. `send`, `close` and `abort` may be called at any time, also when it is gone."""
 
     __slots__ = (
-        "_buffer", "_closed_at", "_idle_since", "_is_paused", "_listener", "_mark", "_owner", "_since", "_transport",
-        "_why", "address", "destination", "dialogue", "ended", "error", "host", "opened_at", "tls",
+        "_buffer", "_closing_since", "_idle_since", "_is_closing", "_is_paused", "_listener", "_mark", "_owner",
+        "_since", "_transport", "_why", "address", "destination", "dialogue", "ended", "error", "host", "opened_at",
+        "tls",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +81,8 @@ class Session(asyncio.BufferedProtocol):
         self._transport = connected.transport
         self._is_paused = False
         self._why: Ended | None = None  # decided before the connection is gone
-        self._closed_at: float | None = None
+        self._is_closing = False  # we closed or cut it; only `connection_lost` is still to come
+        self._closing_since: float | None = None
         self._mark = (0, 0)
         self._since = now
         self._idle_since: float | None = now
@@ -189,6 +191,8 @@ class Session(asyncio.BufferedProtocol):
         error = self.error or (str(exc) if exc is not None else "the server hung up")
         events = self.dialogue.lose(error)
         stage = self.dialogue.last_stage
+        if self._why is None and self.dialogue.has_quit:
+            self._why = Ended.FINISHED
         why = self._why or (Ended.CLOSED if was_idle and exc is None else Ended.BROKEN)
         self.ended = why
         if events:
@@ -199,7 +203,7 @@ class Session(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         pull, write = self.dialogue.pull, self._transport.write
-        while not self._is_paused and self._closed_at is None and self.ended is None:
+        while not (self._is_paused or self._is_closing) and self.ended is None:
             data = pull()
             if not data:
                 return
@@ -224,28 +228,32 @@ class Session(asyncio.BufferedProtocol):
             self._transport.abort()
         else:
             self._transport.close()
-        self._closed_at = asyncio.get_running_loop().time()
+        self._is_closing = True
         if events:
             self._tell(events)
 
     def _cut(self, why: Ended, error: str) -> None:
         if self.ended is not None:
             return
-        self._why = self._why if self._closed_at is not None else why
-        self.error = self.error or error
-        if self._closed_at is None:
+        if not self._is_closing:
+            # What QUIT is answered does not matter: all results are in hand.
+            self._why = (self._why or Ended.FINISHED) if self.dialogue.has_quit else why
+            self.error = self.error or error
             # Bytes still here have not left; TLS hides how many those are.
             unsent = self._transport.get_write_buffer_size() if self.tls is None else 0
             events = self.dialogue.lose(error, unsent=unsent)
-            self._closed_at = asyncio.get_running_loop().time()
+            self._is_closing = True
             if events:
                 self._tell(events)
         self._transport.abort()
 
     def tick(self, now: float) -> float:
         """Called about once a second: enforces the patience; how long it has been idle, in seconds."""
-        if self._closed_at is not None:
-            if now - self._closed_at > CLOSING_S:
+        if self._is_closing:
+            since = self._closing_since = now if self._closing_since is None else self._closing_since
+            if now - since > 2 * CLOSING_S:
+                self.connection_lost(None)  # a transport that keeps its end to itself must not keep a slot
+            elif now - since > CLOSING_S:
                 self._transport.abort()
             return 0.0
         dialogue, limits = self.dialogue, self._owner.limits

@@ -102,6 +102,7 @@ def mail(ticket: int, size: int = 0) -> Outgoing:
 async def serving(conversation: Conversation, **options: object) -> AsyncIterator[Host]:
     """A server on loopback; its conversations end with the block."""
     tasks: set[asyncio.Task[None]] = set()
+    writers: list[asyncio.StreamWriter] = []
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -116,6 +117,7 @@ async def serving(conversation: Conversation, **options: object) -> AsyncIterato
         finally:
             tasks.discard(task)
             writer.close()
+            writers.append(writer)
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0, **options)  # type: ignore[arg-type]
     port = server.sockets[0].getsockname()[1]
@@ -126,6 +128,12 @@ async def serving(conversation: Conversation, **options: object) -> AsyncIterato
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for writer in writers:
+            writer.transport.abort()  # no closing words of TLS
+        for _ in range(3):
+            await asyncio.sleep(0)  # transports close their sockets in a later turn of the loop
+        if "ssl" in options:
+            await asyncio.sleep(0.05)  # and those in the middle of a handshake when they hear of it
 
 
 @asynccontextmanager

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine.config import DeliveryTable
 from engine.smtp import pool as pool_module
+from engine.smtp import session as session_module
 from engine.smtp.destination import ConnectionLimits, Host, RelayError, relay_destination
 from engine.smtp.dialogue import Accepted, Lost, Outgoing, Refused, Stage
 from engine.smtp.handshake import Ended
 from engine.smtp.pool import Pool
 from engine.smtp.tls import TlsPolicy
 from tests.smtp.conftest import QUICK, Sender, Slots, greet, mail, pooling, read_line, serving
+from tests.smtp.test_handshake import server_context
 from tests.smtp.test_session import good_server, limits
 
 Run = Callable[[Coroutine[object, object, None]], None]
@@ -427,3 +430,45 @@ def test_a_pool_needs_no_host_to_be_reachable_to_be_closed() -> None:
         assert slots.used == 0
 
     asyncio.run(story())
+
+
+def test_a_connection_that_dies_between_handshake_and_handover(
+    run: Run, certificate: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to the protocol that was there before ours; found by hypothesis as a session without end."""
+    monkeypatch.setattr(session_module, "CLOSING_S", 0.1)
+
+    async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer, "PIPELINING")
+        writer.transport.abort()
+
+    async def story() -> None:
+        sender = Sender()
+        async with serving(reset, ssl=server_context(certificate)) as host:
+            implicit = msgspec.structs.replace(host, implicit_tls=True)
+            async with pooling(sender, implicit, tls="required"):
+                await sender.until(lambda heard: len(heard.ends) >= 3)
+
+    run(story())
+
+
+def test_a_quit_that_nobody_answers_changes_nothing(run: Run) -> None:
+    """T079: the result is fixed by the reply to the dot; the connection counts as finished."""
+
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer)
+        for reply in (b"250 ok\r\n", b"250 ok\r\n", b"354 go\r\n"):
+            await read_line(reader)
+            writer.write(reply)
+        await reader.readuntil(b"\r\n.\r\n")
+        writer.write(b"250 queued\r\n")
+        await asyncio.sleep(5)
+
+    async def story() -> None:
+        sender = Sender([mail(1)])
+        async with serving(rude) as host, pooling(sender, host, limits=limits(messages_per_connection=1)):
+            await sender.until(lambda heard: heard.ends)
+        assert [type(event) for event in sender.events] == [Accepted]
+        assert sender.ends[0].why is Ended.FINISHED
+
+    run(story())
