@@ -37,6 +37,7 @@ from engine.rows import RowReader
 from engine.smtp.destination import Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
 from engine.smtp.handshake import Ended
+from engine.smtp.loop import loop_factory
 from engine.smtp.session import Session
 from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
@@ -105,7 +106,11 @@ def run_worker(end: socket.socket, raw_start: bytes) -> None:
         # A terminal sends these to the whole group; the supervisor decides and tells us.
         signal.signal(ignored, signal.SIG_IGN)
     start = msgspec.json.decode(raw_start, type=WorkerStart)
-    asyncio.run(_live(end, start))
+    delivery = Campaign(Path(start.folder)).settings().delivery
+    relay = start.relay or delivery.relay
+    is_tls = start.relay is None and (delivery.mode == "direct" or delivery.tls != "off" or relay.startswith("smtps:"))
+    with asyncio.Runner(loop_factory=loop_factory(delivery.event_loop, tls=is_tls)) as runner:
+        runner.run(_live(end, start))
 
 
 async def _live(end: socket.socket, start: WorkerStart) -> None:
