@@ -13,6 +13,8 @@ def test_a_good_campaign_checks_out(operator: Operator) -> None:
     assert "FAIL" not in checked.stdout
     assert "greets: 220" in checked.stdout
     assert "PIPELINING" in checked.stdout
+    assert "warn  message: dkim: not signed here" in checked.stdout
+    assert "ok    message: unsubscribe: one click" in checked.stdout
     assert operator.received().messages == 0
 
 
