@@ -125,7 +125,8 @@ class Surveyed:
     def check(self, schema: pa.Schema) -> None:
         """Raises TemplateError for a name, or a field of a struct, that the list lacks, with the nearest one."""
         known = {alias(column): column for column in schema.names}
-        for variable, (file, line) in self.names.items():
+        # In the order of the text, so that the same template is refused by the same name each time.
+        for variable, (file, line) in sorted(self.names.items(), key=lambda named: (named[1], named[0])):
             if variable not in known and variable not in EXTRAS:
                 raise TemplateError(
                     place=f"{file} line {line}",

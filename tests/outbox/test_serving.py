@@ -124,9 +124,7 @@ def test_what_can_never_be_sent_says_why(office: PostOffice) -> None:
     office.serve()
     office.until(accepted=1, queued=1, invalid__address=1, invalid__render=6, unsent__expired=1)
     assert "there is no template 'wellcome'; there is broken, welcome" in (office.row(2).reply or "")
-    # Either of the two missing fields may be named first.
-    assert "the mail has no field" in (office.row(3).reply or "")
-    assert "'nmae'" in (office.row(3).reply or "")
+    assert "the mail has no field 'name'; did you mean 'nmae'" in (office.row(3).reply or "")
     assert "font" in (office.row(5).reply or "")
     assert "below the folder attachments/" in (office.row(6).reply or "")
     assert office.received().recipients == 1
