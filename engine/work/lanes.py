@@ -67,11 +67,11 @@ class Account:
             self.granted -= free
             self.give_slots_back(free)
         left = connections - max(free, 0)
-        # From the lanes with the most connections first.
-        for lane in sorted(self.lanes, key=lambda lane: -lane.open):
+        # From the lanes with the most connections first; those that are still being made hold slots as well.
+        for lane in sorted(self.lanes, key=lambda lane: -lane.slots):
             if left <= 0:
                 return
-            share = min(left, lane.open)
+            share = min(left, lane.slots)
             if share and lane.pool is not None:
                 lane.pool.shrink(share)
                 left -= share
@@ -174,6 +174,11 @@ class Lane:
     def open(self) -> int:
         """Established connections."""
         return self.pool.open if self.pool is not None else 0
+
+    @property
+    def slots(self) -> int:
+        """Slots in use: connections established and being made."""
+        return self.pool.open + self.pool.connecting if self.pool is not None else 0
 
     def sessions(self) -> Iterable[Session]:
         return self.pool.ready if self.pool is not None else ()
