@@ -176,6 +176,9 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     nameservers: tuple[str, ...] = ()  # "ADDRESS" or "ADDRESS:PORT"; default: the machine's
     smtp_port: int = 25
     allow_private_hosts: bool = False  # MX hosts at private and loopback addresses, for tests and inner networks
+    # RFC 8461: a domain's published word that its hosts speak verified TLS. It costs a DNS question a domain.
+    mta_sts: bool = True
+    mta_sts_port: int = 443
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes

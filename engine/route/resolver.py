@@ -38,7 +38,8 @@ class Host(msgspec.Struct, frozen=True):
 
 class Route(msgspec.Struct, frozen=True):
     """Where to connect for `domain`. `pool` names whose connections it may share; `policy` is an MTA-STS policy in
-    force, which asks for verified TLS (the hosts it does not list are left out already)."""
+    force, which asks for verified TLS (the hosts it does not list are left out already). `doubts` says what a policy
+    in testing mode would have refused."""
 
     domain: str
     hosts: tuple[Host, ...]
@@ -47,6 +48,7 @@ class Route(msgspec.Struct, frozen=True):
     ttl_s: float
     policy: StsPolicy | None = None
     is_implicit: bool = False  # the domain has no MX: its own addresses (RFC 5321 §5.1)
+    doubts: str = ""
 
 
 class NullMx(msgspec.Struct, frozen=True):
@@ -71,10 +73,11 @@ class Unroutable(msgspec.Struct, frozen=True):
 
 
 class DnsDeferred(msgspec.Struct, frozen=True):
-    """No answer to be had now: try again later."""
+    """No answer to be had now, or none that its own policy allows: try again later."""
 
     domain: str
     why: str
+    status: str = "4.4.3"  # RFC 3463: directory server failure
 
 
 Destination: TypeAlias = Route | NullMx | NoSuchDomain | Unroutable | DnsDeferred
@@ -111,7 +114,7 @@ class Resolver:
         self._own_addresses = set(own_addresses)
         self._allow_private = allow_private
         self._max_hosts, self._max_addresses = max_hosts, max_addresses
-        self._policies = policies
+        self.policies = policies  # None: nobody asks for MTA-STS
         self._rng = rng or random.Random()
         self._answers: dict[tuple[str, RdataType], tuple[float, Answer | Failed]] = {}
         self._asking: dict[tuple[str, RdataType], asyncio.Task[Answer | Failed]] = {}
@@ -132,7 +135,7 @@ class Resolver:
 
     async def _find(self, domain: str) -> Destination:
         destination, ttl_s = await self._resolve(domain)
-        if isinstance(destination, Route) and self._policies is not None:
+        if isinstance(destination, Route) and self.policies is not None:
             destination = await self._under_policy(destination)
         if isinstance(destination, DnsDeferred):
             ttl_s = _FAILED_S
@@ -212,14 +215,15 @@ class Resolver:
             if isinstance(answer, Answer) and answer.records:
                 found = [record.address for record in answer.records[:64]]  # type: ignore[attr-defined]
                 self._rng.shuffle(found)
-                lists.append([address for address in found if self._is_usable(address)])
+                lists.append([address for address in found if self.is_usable(address)])
                 ttl_s = min(ttl_s, answer.ttl_s)
         in_turn = [
             address for nth in range(self._max_addresses) for family in lists for address in family[nth : nth + 1]
         ]
         return tuple(in_turn[: self._max_addresses]), ttl_s, None if in_turn else why
 
-    def _is_usable(self, text: str) -> bool:
+    def is_usable(self, text: str) -> bool:
+        """Whether a stranger's name may lead us to this address."""
         address = ipaddress.ip_address(text)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             return False
@@ -250,13 +254,16 @@ class Resolver:
         self._answers[key] = (self._clock.monotonic() + ttl_s, answer)
 
     async def _under_policy(self, route: Route) -> Destination:
-        assert self._policies is not None
-        policy = await self._policies.policy(route.domain)
-        if policy is None or policy.mode != "enforce":
+        assert self.policies is not None
+        policy = await self.policies.policy(route.domain)
+        if policy is None or policy.mode == "none":
             return route
         hosts = tuple(host for host in route.hosts if policy.lists(host.name))
+        others = ", ".join(host.name for host in route.hosts if host not in hosts)
+        if policy.mode == "testing":
+            return msgspec.structs.replace(route, doubts=f"does not list {others}") if others else route
         if not hosts:
-            return DnsDeferred(route.domain, "its MTA-STS policy lists none of its MX hosts")
+            return DnsDeferred(route.domain, f"its MTA-STS policy lists none of its MX hosts ({others})", "4.7.0")
         return msgspec.structs.replace(route, hosts=hosts, policy=policy)
 
     def _shuffled(self, destination: Destination) -> Destination:

@@ -161,6 +161,7 @@ class Lane:
         self.limits = limits
         self.unreachable_since: float | None = None
         self.unreachable_why = ""
+        self.wants = ""  # why nothing but good TLS will do, for the operator
         self.on_connection: int | None = None  # messages accepted on the connection that is being heard
         self.failures = 0
         self._listener, self._clock, self._memory = listener, clock, memory

@@ -30,9 +30,6 @@ from engine.pace.budgets import load_budgets
 from engine.pace.retry import RetryPlan
 from engine.pace.rules import load_rules
 from engine.pace.scheduler import Scheduler
-from engine.route.dns_client import DnsClient, NameServer, system_servers
-from engine.route.provider import load_providers
-from engine.route.resolver import Resolver
 from engine.rows import RowReader
 from engine.smtp.destination import Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
@@ -71,7 +68,8 @@ from engine.work.messages import (
     Unused,
 )
 from engine.work.observing import Observer
-from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file
+from engine.work.resolving import make_resolver
+from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file, with_ca_file_in
 from engine.work.settlement import Settlement
 from engine.work.windows import Gate, ReportingLog
 from formats.reply import Reply
@@ -220,8 +218,11 @@ class Worker:
             destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
             return RelayRouting(maker, destination, settings.delivery)
         budgets = load_budgets(budgets_file(campaign.folder))
-        resolver = make_resolver(settings.delivery, self._clock, rng)
-        return DirectRouting(maker, resolver, budgets, settings.delivery, retry, self._clock)
+        delivery = with_ca_file_in(campaign.folder, settings.delivery)
+        resolver = make_resolver(delivery, self._clock, rng, campaign.run)
+        routing = DirectRouting(maker, resolver, budgets, delivery, retry, self._clock)
+        routing.tell = lambda event, fields: self._channel.send(Told(level="warning", event=event, fields=fields))
+        return routing
 
     def _wire(self, account: Account) -> None:
         key, channel = account.key, self._channel
@@ -390,13 +391,16 @@ class Worker:
                 # Connections that end together are one cohort: what counts is when each began.
                 began = opened_at if opened_at is not None else now - _CONNECTING_S
                 self._observer.refused(lane.key, judgement, reply, began, lane.on_connection)
-        elif isinstance(self._routing, DirectRouting):
+        elif isinstance(self._routing, DirectRouting) and stage is not Stage.STARTTLS:
             # A relay that cannot be reached is no matter of pace: the pool backs off, and the run gives up in time.
+            # Neither is a host without the TLS that one domain asks for: its provider serves the others as before.
             self._observer.unreachable(lane.key, said)
         if isinstance(self._routing, DirectRouting) and not lane.open:
-            self._rest_lane(lane, said, now)
+            # RFC 3463: cryptographic failure, no answer from host
+            status, wants = ("4.7.5", lane.wants) if stage is Stage.STARTTLS else ("4.4.1", "")
+            self._rest_lane(lane, status, said + wants, now)
 
-    def _rest_lane(self, lane: Lane, said: str, now: float) -> None:
+    def _rest_lane(self, lane: Lane, status: str, said: str, now: float) -> None:
         """No host of a destination can be had: its rows wait together, by the retry plan, and burn no attempt."""
         pool = lane.pool
         dead_until = pool.dead_until(now) if pool is not None else None
@@ -410,7 +414,7 @@ class Worker:
         until = min(max(until, dead_until), plan.expires_at(lane.unreachable_since))
         for row in self._bench.scheduler.suspend_lane(lane.index, until, f"unreachable: {said}"):
             self._bench.open.pop(row, None)
-        lane.unreachable_why = said
+        lane.unreachable_why = f"{status} {said}"
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -462,7 +466,7 @@ class Worker:
         bench = self._bench
         for row, attempts in bench.scheduler.abandon(lane.index):
             bench.open.pop(row, None)
-            bench.is_expired(row, attempts, f"4.4.1 {lane.unreachable_why}")
+            bench.is_expired(row, attempts, lane.unreachable_why)
         lane.failures, lane.unreachable_since = 0, None
 
     def _flush(self) -> None:
@@ -535,25 +539,6 @@ class Worker:
             by_provider[lane.key[1]] = [a + b for a, b in zip(counts, now, strict=True)]
         self._bench.lanes.clear()
         return [ProviderCount(name, *counts) for name, counts in by_provider.items() if any(counts)]
-
-
-def make_resolver(delivery: DeliveryTable, clock: SystemClock, rng: random.Random) -> Resolver:
-    """The resolver that [delivery] describes."""
-    servers = [name_server(text) for text in delivery.nameservers] or system_servers()
-    own = [delivery.greeting_name] if delivery.greeting_name else []
-    client = DnsClient(servers)
-    return Resolver(client, load_providers(), clock, own_names=own, allow_private=delivery.allow_private_hosts, rng=rng)
-
-
-def name_server(text: str) -> NameServer:
-    """A name server as settings write it: ADDRESS or ADDRESS:PORT, an IPv6 address with a port in brackets."""
-    if text.startswith("["):
-        address, _, port = text[1:].partition("]")
-        return NameServer(address, int(port.lstrip(":") or 53))
-    if text.count(":") == 1:
-        address, _, port = text.partition(":")
-        return NameServer(address, int(port))
-    return NameServer(text)
 
 
 def _wheel_grain_s(settings: Settings) -> float:
