@@ -254,12 +254,15 @@ class Ledger:
         self._desk(key, now).ceiling = connections
         self._dirty[key] = None
 
-    def remember(self, key: Key, sent: Iterable[tuple[float, int]], now: float) -> None:
-        """After a restart: (moment, messages) sent before, oldest first, by the logs."""
-        purse = self._desk(key, now).purse
-        if purse is not None:
-            for at, messages in sent:
-                purse.remember(messages, at, now)
+    def remember(
+        self, key: Key, sent: Iterable[tuple[float, int]], now: float, opened: Iterable[tuple[float, int]] = ()
+    ) -> None:
+        """After a restart: (moment, messages) sent before, and connections opened, oldest first."""
+        desk = self._desk(key, now)
+        for purse, before in ((desk.purse, sent), (desk.opening, opened)):
+            if purse is not None:
+                for at, count in before:
+                    purse.remember(count, at, now)
 
     # What the ledger says.
 

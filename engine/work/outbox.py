@@ -33,7 +33,7 @@ from engine.errors import Exit
 from engine.lists.suppressions import Suppressions
 from engine.outbox import connect
 from engine.pace.retry import RetryPlan
-from engine.pace.rules import load_rules
+from engine.pace.rules import load_rules, own_rules
 from engine.smtp.dialogue import Event
 from engine.work.bench import Recipient, Workbench
 from engine.work.channel import Channel
@@ -139,7 +139,7 @@ class OutboxWorker(Worker):
         self._dispatch = Dispatch(bench, self._composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
         self._dispatch.confirm = self._confirm
-        self._settlement = Settlement(bench, load_rules(), retry, self._observer)
+        self._settlement = Settlement(bench, load_rules(*own_rules(self._home.folder)), retry, self._observer)
         self._ticks = 0
         self._told_full = False
         self._is_draining = False

@@ -49,6 +49,7 @@ from engine.work.outbox_beside import SEAT, Beside
 from engine.work.pacing import Pacing, words_of
 from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
+from engine.work.sent_before import DAY_US, sent_before
 from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
@@ -240,12 +241,22 @@ class Supervisor:
         for tally in self._store.batches():
             if tally.partition == self._options.partition and tally.state == "done":
                 self.progress.before += tally.rows
+        self._remember_sent()
         if self._shared is not None:
             return
         begun = self._store.begun(self._options.partition)
         if begun:
             self._narrator.event("reading_logs", batches=len(begun), logs=len(self._campaign.log_files()))
             self._states = self._read_states(begun)
+
+    def _remember_sent(self) -> None:
+        """What went out in the last day, by the logs here, counts in the windows of today's rates."""
+        logs = self._campaign.log_files()
+        if (outbox := self._settings.outbox.folder) is not None:
+            logs += Campaign((self._campaign.folder / outbox).resolve()).log_files()
+        since_us = self._clock.wall_us() - DAY_US
+        if self._pacing.is_rated:
+            self._pacing.sent_before(sent_before(logs, since_us, self._incarnation.host_id))
 
     def _read_states(self, batches: list[ClaimedBatch]) -> dict[int, BatchState]:
         def damaged(path: object, problem: str) -> None:

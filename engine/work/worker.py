@@ -28,7 +28,7 @@ from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
 from engine.pace.budgets import load_budgets
 from engine.pace.retry import RetryPlan
-from engine.pace.rules import load_rules
+from engine.pace.rules import load_rules, own_rules
 from engine.pace.scheduler import Scheduler
 from engine.rows import RowReader
 from engine.smtp.destination import Destination, relay_destination
@@ -203,7 +203,7 @@ class Worker:
         if self._gate is not None and isinstance(self._log, ReportingLog):
             self._dispatch.admission = self._gate
             self._gate.attach(self._log, bench)
-        self._settlement = Settlement(bench, load_rules(), retry, self._observer)
+        self._settlement = Settlement(bench, load_rules(*own_rules(campaign.folder)), retry, self._observer)
         self._ticks = 0
         self._told_full = False
         self._is_draining = False

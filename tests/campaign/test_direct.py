@@ -184,6 +184,23 @@ def test_ten_a_minute_are_ten_in_any_minute(direct: Callable[..., Direct]) -> No
     assert share_used(times, 10 / 60) >= 0.98
 
 
+@pytest.mark.slow
+def test_killed_and_resumed_at_once_no_minute_holds_more_than_its_limit(direct: Callable[..., Direct]) -> None:
+    d = direct()
+    d.begin([f"r{n}@bigmail.test" for n in range(3)], "[default]\nmessages_per_minute = 2\n")
+    for sent in (1, 2):
+        process = d.operator.start("send", "--processes", "2", "--yes")
+        until(lambda sent=sent: d.net.reports()["bigmail"].accepted >= sent, within_s=100)
+        time.sleep(0.5)  # its result is in the log
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    d.operator.run("send", "--processes", "2", "--yes", within_s=150)
+    times = read_record(d.records / "bigmail.tsv")["time_us"].to_numpy()
+    assert len(times) == 3
+    assert fullest_window(times, 60) <= 2
+    assert d.operator.outcomes() == {"accepted": 3}
+
+
 def test_a_changed_budget_holds_at_once_and_a_broken_one_changes_nothing(direct: Callable[..., Direct]) -> None:
     d = direct(msgspec.structs.replace(willing("bigmail"), message_s=0.1))
     d.begin([f"r{n}@bigmail.test" for n in range(400)], "[default]\nconnections = 1\n")
