@@ -31,6 +31,7 @@ class Lane(Protocol):
     index: int
     provider: int  # its number in the log
     source: int
+    selector: str | None  # what its source signs with; None: the campaign's own
 
     def sessions(self) -> Iterable[Session]:
         """Sessions that have capacity."""
@@ -65,7 +66,9 @@ class Composing(Protocol):
 class Signing(Protocol):
     """A composer whose messages are signed: drafted here, signed in threads while the intents are synced."""
 
-    def draft(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Draft:
+    def draft(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int, selector: str | None = None
+    ) -> Draft:
         """Raises RowProblem."""
 
     def sign(self, drafts: Sequence[Draft]) -> list[Message]:
@@ -151,7 +154,7 @@ class Dispatch:
             recipient = bench.open[row]
             try:
                 if signing is not None:
-                    draft = signing.draft(row, recipient.mailbox, recipient.values[1:], wall_us)
+                    draft = signing.draft(row, recipient.mailbox, recipient.values[1:], wall_us, lane.selector)
                 else:
                     message = compose(row, recipient.mailbox, recipient.values[1:], wall_us)
             except RowProblem as problem:

@@ -31,6 +31,7 @@ from engine.work.messages import Key
 from engine.work.recovery import Waiting
 from formats.sendlog import Reason, Verdict
 
+_Place = tuple[str, str, tuple[tuple[int, str], ...], str]  # source, pool, hosts by rank, how TLS must be
 _LOOKUPS = 200  # domains looked up at once by one worker
 
 
@@ -57,8 +58,12 @@ class LaneMaker:
         found = self.table.accounts.get(key)
         if found is None:
             found = self.table.accounts[key] = Account(key, self.bench.clock, is_rated=is_rated)
+            found.holds = self._holds
             self._wire(found)
         return found
+
+    def _holds(self, account: Account) -> None:
+        self.table.holding[account.key] = account
 
     def lane(self, account: Account, destination: Destination, limits: ConnectionLimits, source: str) -> Lane:
         """A new lane."""
@@ -150,7 +155,7 @@ class DirectRouting:
         # A source of weight 0 is kept out of use; if all are, that cannot be meant.
         self._shares = [source for source in self._sources for _ in range(source.weight)] or list(self._sources)
         self._routes: dict[str, tuple[float, Route]] = {}
-        self._lanes: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+        self._lanes: dict[_Place, int] = {}
         self._lookups: dict[str, _Lookup] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._queue: list[str] = []
@@ -238,7 +243,9 @@ class DirectRouting:
             self._budgets = budgets
         for (source, *_), index in self._lanes.items():
             lane = self._maker.table.lanes[index]
-            lane.set_limits(limits_of(delivery, self._budgets.of(lane.key[1], source)))
+            budget = self._budgets.of(lane.key[1], source)
+            lane.set_limits(limits_of(delivery, budget))
+            lane.retry_after_s = budget.retry_after_s
 
     def _source_of(self, row: int) -> Source:
         """The same source on each attempt (greylisting), spread by weight."""
@@ -266,6 +273,7 @@ class DirectRouting:
             case Route():
                 del self._lookups[domain]
                 self._routes[domain] = (now + max(60.0, found.ttl_s), found)
+                self._renew(found)
                 if found.doubts and domain not in self._told_doubts:
                     self._told_doubts.add(domain)
                     self.tell("mta_sts_testing", {"domain": domain, "why": f"its MTA-STS policy {found.doubts}"})
@@ -314,30 +322,45 @@ class DirectRouting:
         lookup.told = len(lookup.rows)
 
     def _lane(self, route: Route, source: Source) -> int:
-        policy = "verified" if route.policy is not None else ""
-        at = (source.name, route.pool, tuple(host.name for host in route.hosts), policy)
+        at = self._place(route, source)
         found = self._lanes.get(at)
         if found is None:
             found = self._lanes[at] = self._new_lane(route, source).index
         return found
 
+    def _place(self, route: Route, source: Source) -> _Place:
+        # Hosts of one preference come shuffled, and the pool takes them in turn: one set is one lane.
+        ranks = {preference: rank for rank, preference in enumerate(sorted({host.preference for host in route.hosts}))}
+        hosts = tuple(sorted((ranks[host.preference], host.name) for host in route.hosts))
+        return source.name, route.pool, hosts, "verified" if route.policy is not None else ""
+
+    def _renew(self, route: Route) -> None:
+        """A route was asked for again: its lanes connect to the addresses of today."""
+        for source in self._sources:
+            index = self._lanes.get(self._place(route, source))
+            if index is not None:
+                self._maker.table.lanes[index].move_to(self._hosts(route))
+
+    def _hosts(self, route: Route) -> tuple[Host, ...]:
+        return tuple(
+            Host(name=host.name, port=self._delivery.smtp_port, addresses=host.addresses, preference=host.preference)
+            for host in route.hosts
+        )
+
     def _new_lane(self, route: Route, source: Source) -> Lane:
         budget = self._budgets.of(route.provider, source.name)
         key = self._budgets.key(source.name, route.provider)
         account = self._maker.account(key, is_rated=bool(budget.limit().rates))
-        hosts = tuple(
-            Host(name=host.name, port=self._delivery.smtp_port, addresses=host.addresses, preference=host.preference)
-            for host in route.hosts
-        )
         destination = Destination(
             key=route.provider,
-            hosts=hosts,
+            hosts=self._hosts(route),
             tls=TlsPolicy.VERIFIED if route.policy is not None else TlsPolicy(budget.tls),
             tls_ca_file=self._delivery.tls_ca_file,
             source_address=source.bind,
             greeting_name=greeting_name(source.greeting_name or self._delivery.greeting_name),
         )
         lane = self._maker.lane(account, destination, limits_of(self._delivery, budget), source.name)
+        lane.selector, lane.retry_after_s = source.dkim_selector, budget.retry_after_s
         if route.policy is not None:
             lane.wants = f"; the MTA-STS policy of {route.domain} asks for verified TLS"
         return lane

@@ -39,7 +39,7 @@ from engine.smtp.session import Session
 from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
-from engine.work.frozen import planned_composer
+from engine.work.frozen import planned_composer, selectors_of
 from engine.work.intake import Intake
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
@@ -163,7 +163,7 @@ class Worker:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
             settings = msgspec.structs.replace(settings, delivery=delivery)
         plan = campaign.plan()
-        composer = planned_composer(campaign, settings, plan)
+        composer = planned_composer(campaign, settings, plan, selectors=selectors_of(campaign, settings))
         header = Header(
             log_id=f"{start.incarnation}-{start.number:03d}",
             campaign_id=plan.campaign_id,
@@ -291,7 +291,7 @@ class Worker:
 
     def _apply_pace(self, account: Account, pace: Pace) -> None:
         """The throttle's word: rows of a suspended key wait as numbers, and burn no attempt."""
-        account.is_rated = pace.is_rated
+        account.is_rated, account.per_connection = pace.is_rated, pace.per_connection
         scheduler, now = self._bench.scheduler, self._clock.monotonic()
         for lane in account.lanes:
             if pace.for_s > 0:
@@ -299,12 +299,7 @@ class Worker:
                     self._bench.open.pop(row, None)
             elif scheduler.suspension(lane.index) is not None and lane.unreachable_since is None:
                 scheduler.resume_lane(lane.index)
-            most = lane.limits.messages_per_connection
-            if pace.per_connection is not None and lane.pool is not None:
-                eased = min(most, pace.per_connection)
-                lane.pool.set_limits(msgspec.structs.replace(lane.limits, messages_per_connection=eased))
-            elif lane.pool is not None:
-                lane.pool.set_limits(lane.limits)
+            lane.ease()
 
     def _apply(self, live: Live) -> None:
         delivery = msgspec.json.decode(live.delivery, type=DeliveryTable, dec_hook=decode_custom)
@@ -433,18 +428,10 @@ class Worker:
         self._dispatch.wake()
 
     def _want_connections(self, now: float) -> None:
-        rows = self._wanted_rows()
-        for index in rows.keys() - self._table.busy.keys():
-            self._table.busy[index] = self._table.lanes[index]
-        for index, lane in list(self._table.busy.items()):
+        for lane in self._table.with_sessions():
             if lane.unreachable_since is not None and self._settlement.retry.expires_at(lane.unreachable_since) <= now:
                 self._give_up(lane)
-            lane.want(rows.get(index, 0))
-            if not rows.get(index, 0) and lane.rest():
-                del self._table.busy[index]
-        for account in self._table.accounts.values():
-            if account.granted > account.used and not any(rows.get(lane.index) for lane in account.lanes):
-                account.give_back_unused()
+        self._table.want(self._wanted_rows(), now)
 
     def _wanted_rows(self) -> dict[int, int]:
         """Rows per lane that connections are wanted for: those that may go and those on their way."""
@@ -491,14 +478,7 @@ class Worker:
     def _pulse(self) -> None:
         bench, scheduler = self._bench, self._bench.scheduler
         due = min((at for at in (scheduler.next_due(), self._routing.next_due()) if at is not None), default=None)
-        demand: dict[Key, int] = {account.key: 0 for account in self._table.accounts.values() if account.was_told}
-        for index, rows in scheduler.demand().items():
-            key = self._table.lanes[index].key
-            demand[key] = demand.get(key, 0) + rows
-        spent = []
-        for account in self._table.accounts.values():
-            account.was_told = bool(demand.get(account.key))
-            spent += [(account.key, messages, at) for messages, at in account.take_spent()]
+        demand, spent = self._table.demand(scheduler.demand()), self._table.take_spent()
         self._channel.send(
             Pulse(
                 invalid=bench.invalid,
