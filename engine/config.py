@@ -182,6 +182,9 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes
+    # A connection that has messages in hand and answers none of them for so long is cut, and told; a provider that
+    # answers nothing is told. Twice the longest wait that RFC 5321 grants for one reply; never less than dot_timeout.
+    stuck_after: Duration = Duration(1200.0)
     # Without a connection for so long the run ends (exit 75), so that a job scheduler may start it again later.
     give_up_after: Duration = Duration(300.0)
 

@@ -94,6 +94,7 @@ class Dispatch:
         self._sending: asyncio.Task[None] | None = None
         self.admission: Admission | None = None
         self._asked: dict[int, _Planned] = {}  # durable, not admitted yet
+        self.syncing_since: float | None = None  # a group's intents are on their way to the disk
         self._scheduled = False
         self.is_stopped = False
         self.paused: str | None = None
@@ -181,6 +182,7 @@ class Dispatch:
         try:
             while self._group:
                 group, self._group = self._group, []
+                self.syncing_since = self._bench.clock.monotonic()
                 try:
                     await asyncio.gather(self._bench.log.commit(), self._sign(group))
                 except LogUnwritable as problem:
@@ -189,6 +191,8 @@ class Dispatch:
                     self._group = []
                     self.failed(problem)
                     return
+                finally:
+                    self.syncing_since = None
                 if self._bench.log.is_full:
                     # Durable, but the ballast is gone: send nothing that could need a record there is no room for.
                     self._take_back(group)

@@ -232,6 +232,10 @@ class Lane:
     def sessions(self) -> Iterable[Session]:
         return self.pool.ready if self.pool is not None else ()
 
+    def all_sessions(self) -> Iterable[Session]:
+        """Every established connection, also those that take nothing now."""
+        return self.pool.sessions if self.pool is not None else ()
+
     def allowance(self) -> int:
         return self.account.allowance()
 

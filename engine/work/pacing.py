@@ -319,6 +319,20 @@ class Pacing:
         connections = self._limit(key).connections
         return KeyState(self.limited_by(key), connections, until_us)
 
+    def waits_until(self, key: Key, now: float) -> float | None:
+        """When a key may go on, where it stands still for a reason that ends by itself (a suspension, a cap)."""
+        until = self._ceiling(key).suspended_until
+        if until is not None and until > now:
+            return until
+        warming = self._warming
+        if warming is None or not warming.is_used_up(key) or (turn := warming.next_turn_us()) is None:
+            return None
+        return now + max(0.0, (turn - self._clock.wall_us()) / 1e6)
+
+    def pause_between_s(self, key: Key) -> float:
+        """How far apart messages are at the rates in force; 0: not limited."""
+        return max((1 / rate.per_second for rate in self._limit(key).rates), default=0.0)
+
     def limited_by(self, key: Key) -> str:
         """What limits a key now, for the operator."""
         ceiling = self._ceiling(key)

@@ -71,12 +71,14 @@ from engine.work.observing import Observer
 from engine.work.resolving import make_resolver
 from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file, with_ca_file_in
 from engine.work.settlement import Settlement
+from engine.work.watching import WorkerWatch
 from engine.work.windows import Gate, ReportingLog
 from formats.reply import Reply
 from formats.sendlog import Header
 
 TICK_S = 0.05  # results reach the file within this; the pulse goes out every fourth tick
 PULSE_TICKS = 4
+WATCH_TICKS = 20
 READY_ROWS = 4096  # rows whose values are in memory; a lane's share is an eighth where there are several
 _CONNECTING_S = 0.5  # a connection that was refused began about so long before
 _REFUSE_A_MESSAGE = frozenset({Stage.RCPT, Stage.DATA, Stage.DOT})
@@ -204,6 +206,7 @@ class Worker:
             self._dispatch.admission = self._gate
             self._gate.attach(self._log, bench)
         self._settlement = Settlement(bench, load_rules(*own_rules(campaign.folder)), retry, self._observer)
+        self._watching = WorkerWatch()
         self._ticks = 0
         self._told_full = False
         self._is_draining = False
@@ -425,7 +428,32 @@ class Worker:
         if self._ticks % PULSE_TICKS == 0:
             self._suppressions.refresh()
             self._pulse()
+        if self._ticks % WATCH_TICKS == 0:
+            self._watch(now)
         self._dispatch.wake()
+
+    def _watch(self, now: float) -> None:
+        """What makes no progress is told; a connection that answers nothing is cut."""
+        delivery = self._bench.settings.delivery
+        stuck_after_s = max(delivery.stuck_after.seconds, delivery.dot_timeout.seconds)
+        sessions = [session for lane in self._table.with_sessions() for session in lane.all_sessions()]
+        open_rows, placed = self._bench.open_rows, self._placed()
+        since = self._dispatch.syncing_since
+        for stall in self._watching.look(sessions, open_rows, placed, since, now, stuck_after_s):
+            fields: dict[str, str | int | float] = {
+                "kind": stall.kind.value,
+                "what": stall.name,
+                "seconds": round(stall.silent_s),
+                "doing": stall.doing,
+            }
+            self._channel.send(Told(level="warning", event="stalled", fields=fields))
+
+    def _placed(self) -> int:
+        """Open rows that are in a place which says what they wait for."""
+        if self._is_draining or self._intake.unread:
+            # What is given back is in no place; of a batch that is being read, nobody counts the rows to be skipped.
+            return self._bench.open_rows
+        return self._bench.scheduler.open_rows + self._routing.asking + self._routing.waiting
 
     def _want_connections(self, now: float) -> None:
         for lane in self._table.with_sessions():
