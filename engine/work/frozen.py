@@ -10,7 +10,7 @@ from engine.compose.keys import load_keys
 from engine.compose.render import Composer, build_composer
 from engine.config import Settings
 from engine.errors import EngineError, Exit
-from engine.pace.budgets import BUDGETS_FILE, load_budgets
+from engine.pace.budgets import BUDGETS_FILE, bind_problems, load_budgets
 from engine.rows import open_parquet
 from formats.plan import Plan
 
@@ -60,6 +60,15 @@ def check_frozen(campaign: Campaign, settings: Settings, plan: Plan) -> None:
         composer = planned_composer(campaign, settings, plan, selectors=selectors_of(campaign, settings))
         if composer.fingerprint != plan.templates_fingerprint:
             raise changed("A template, image or attachment")
+
+
+def check_sources(campaign: Campaign, settings: Settings) -> None:
+    """Raises SourceCannotBeBound, BudgetError: rows of such a source would wait for a day. Weight 0 is out of use."""
+    if settings.delivery.mode != "direct":
+        return
+    used = [source for source in load_budgets(campaign.folder / BUDGETS_FILE).sources if source.weight]
+    for problem in bind_problems(tuple(used)):
+        raise problem
 
 
 def read_live(campaign: Campaign, plan: Plan) -> Settings:

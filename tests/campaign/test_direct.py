@@ -155,6 +155,16 @@ def test_each_source_signs_with_its_own_selector(direct: Callable[..., Direct], 
     assert "no [[dkim]] has that selector" in d.operator.run("send", "--yes", code=20).stderr
 
 
+def test_a_source_that_cannot_be_bound_is_refused_before_a_row_is_touched(direct: Callable[..., Direct]) -> None:
+    d = direct()
+    d.begin(mixed(2), SOURCES.replace("127.0.0.3", "192.0.2.7"))
+    said = d.operator.run("send", "--processes", "1", "--yes", code=20)
+    assert "source second: this host cannot send from 192.0.2.7" in said.stderr
+    d.budgets(SOURCES.replace('bind = "127.0.0.3"', 'bind = "192.0.2.7"\nweight = 0'))
+    d.operator.run("send", "--processes", "1", "--yes")
+    assert d.operator.outcomes() == {"accepted": 6}
+
+
 def test_domains_whose_dns_fails_wait_together_and_expire(direct: Callable[..., Direct]) -> None:
     d = direct(broken={"broken.test": "servfail"})
     d.begin([*mixed(5), *(f"x{n}@broken.test" for n in range(30))], max_age="2s")
