@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from engine.errors import Exit
 from engine.rows import ListChanged, ListUnreadable, RowReader, file_fingerprint
 from formats.plan import Batch, ListFile, Partition, Plan
+from tests.campaign.conftest import Operator
 
 ROWS_IN_GROUP = 1_000
 
@@ -67,8 +70,8 @@ def test_a_file_replaced_since_the_plan_is_named(tmp_path: Path) -> None:
 CUT_UNDER_WAY = """
 import os, sys
 from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_rows import RowReader, planned
+sys.path.insert(0, {root!r})
+from tests.campaign.test_rows import RowReader, planned
 path = Path({path!r})
 reader = RowReader(planned(path), ["email", "text"])
 first, *_, last = reader.spans(0, 5_000)
@@ -83,9 +86,29 @@ except Exception as problem:
 
 def test_a_file_cut_while_it_is_read_is_an_error_and_not_the_end_of_the_process(tmp_path: Path) -> None:
     path = a_list(tmp_path / "list.parquet")
-    script = CUT_UNDER_WAY.format(tests=str(Path(__file__).parent), path=str(path))
+    script = CUT_UNDER_WAY.format(root=str(Path(__file__).parents[2]), path=str(path))
     root = str(Path(__file__).parents[2])
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=root, timeout=60)
     assert done.returncode == 0, f"ended by signal {-done.returncode}: {done.stderr}"
     assert done.stdout.startswith(ListUnreadable.__name__)
     assert "list.parquet" in done.stdout
+
+
+def test_a_list_cut_under_a_running_sender_ends_the_run_with_its_name_and_can_be_put_back(operator: Operator) -> None:
+    # A refusal every ten rows: the supervisor reads refused addresses from the list, too.
+    operator.begin(
+        ["550@example.com" if row % 10 == 5 else f"r{row}@example.com" for row in range(1500)],
+        messages_per_second=150,
+    )
+    path = operator.campaign / "list.parquet"
+    whole = path.read_bytes()
+    sender = operator.start("send")
+    operator.until_received(100)
+    os.truncate(path, len(whole) // 3)
+    _, err = sender.communicate(timeout=60)
+    assert sender.returncode in (Exit.LIST, Exit.FROZEN), err
+    assert "list.parquet" in err
+    path.write_bytes(whole)
+    operator.run("send")
+    assert operator.outcomes() == {"accepted": 1350, "bounced": 150}
+    assert operator.received().twice == ()
