@@ -176,9 +176,15 @@ class DeliveryTable(Table, frozen=True, kw_only=True):
     nameservers: tuple[str, ...] = ()  # "ADDRESS" or "ADDRESS:PORT"; default: the machine's
     smtp_port: int = 25
     allow_private_hosts: bool = False  # MX hosts at private and loopback addresses, for tests and inner networks
+    # RFC 8461: a domain's published word that its hosts speak verified TLS. It costs a DNS question a domain.
+    mta_sts: bool = True
+    mta_sts_port: int = 443
     connect_timeout: Duration = Duration(10.0)
     idle_timeout: Duration = Duration(30.0)
     dot_timeout: Duration = Duration(600.0)  # RFC 5321 §4.5.3.2.6 asks for ten minutes
+    # A connection that has messages in hand and answers none of them for so long is cut, and told; a provider that
+    # answers nothing is told. Twice the longest wait that RFC 5321 grants for one reply; never less than dot_timeout.
+    stuck_after: Duration = Duration(1200.0)
     # Without a connection for so long the run ends (exit 75), so that a job scheduler may start it again later.
     give_up_after: Duration = Duration(300.0)
 

@@ -137,6 +137,12 @@ def check(campaign: Campaign, no_bind: bool) -> None:
             read_budget_file(path), set(providers.providers), providers.of_host, providers.of_domain
         )
     ]
+    signing = [source for source in resolved.sources if source.dkim_selector is not None]
+    known = {table.selector for table in campaign.settings().dkim} if signing else set()
+    for source in signing:
+        if source.dkim_selector not in known:
+            why = f"dkim_selector: no [[dkim]] of campaign.toml has the selector {source.dkim_selector!r}"
+            problems.append(BudgetError(file=path.name, section=f"source.{source.name}", problem=why))
     if not no_bind:
         problems += bind_problems(resolved.sources)
     for problem in problems[1:]:

@@ -16,7 +16,7 @@ from engine.commands.resolve import wide_console
 from engine.errors import EngineError, Exit
 from engine.pace.replay import Difference, replay
 from engine.pace.rulelint import lint
-from engine.pace.rules import STAGES, Judgement, RuleError, load_rules
+from engine.pace.rules import STAGES, Judgement, RuleError, load_rules, own_rules
 from formats.reply import Reply
 
 _rules_option = click.option(
@@ -32,11 +32,6 @@ class NoLogs(EngineError):
 
     exit_code = Exit.USAGE
     hint = "Name the campaign with --campaign DIR, or the log files themselves."
-
-
-def _own_rules(campaign: Campaign) -> list[Path]:
-    own = campaign.folder / "replies.toml"
-    return [own] if own.exists() else []
 
 
 @click.group()
@@ -66,7 +61,7 @@ def judge(reply: tuple[str, ...], campaign: Campaign, stage: str, provider: str 
     found = re.match(r"(\d{3})[ -]?(.*)\Z", text, re.S)
     if found is None:
         raise click.BadParameter(f"{text!r} does not begin with a code of three digits", param_hint="REPLY")
-    said = load_rules(*_own_rules(campaign)).judge(stage, Reply(int(found[1]), found[2]), provider)
+    said = load_rules(*own_rules(campaign.folder)).judge(stage, Reply(int(found[1]), found[2]), provider)
     if as_json:
         click.echo(msgspec.json.encode(_plain(said)).decode())
         return
@@ -98,7 +93,7 @@ def check(campaign: Campaign, rule_file: Path | None) -> None:
     \b
     engine replies check --rules new-rules.toml
     """
-    files = [*_own_rules(campaign), *([rule_file] if rule_file else [])]
+    files = [*own_rules(campaign.folder), *([rule_file] if rule_file else [])]
     findings = lint(*files)
     for finding in findings:
         click.echo(f"error: {finding}", err=True)
@@ -124,7 +119,7 @@ def replay_command(logs: tuple[Path, ...], campaign: Campaign, rule_file: Path |
     files = list(logs) or campaign.log_files()
     if not files:
         raise NoLogs(folder=campaign.folder)
-    own = _own_rules(campaign)
+    own = own_rules(campaign.folder)
     before = load_rules(*own) if rule_file else None
     found = replay(files, before, load_rules(*own, *([rule_file] if rule_file else [])))
     if as_json:

@@ -31,7 +31,7 @@ from engine.pace.budgets import BUDGETS_FILE
 from engine.rehearse.running import run_sink_in_process
 from engine.rehearse.sink import SinkSettings
 from engine.smtp.destination import relay_destination
-from engine.work.frozen import check_frozen, read_live
+from engine.work.frozen import check_frozen, check_sources, read_live
 from engine.work.inheritance import go_on_here
 from engine.work.shared import Shared
 from engine.work.supervisor import RunOptions, Supervisor
@@ -142,6 +142,7 @@ def send(
             if dry_run
             else trial.test_to(campaign, settings, made, test_to or "", rows)
         )
+    check_sources(campaign, settings)
     chosen = _partition(made, partition)
     options = RunOptions(
         partition=chosen,

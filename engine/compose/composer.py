@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from itertools import islice
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from formats.message import decode_qp, qp_fragment
 from formats.verp import TokenMaker
 
 NO_VARIABLES: Variables = {}
+Signers = Sequence[tuple[Signer, SignatureTemplate]]
 Row = tuple[int, Mailbox, Sequence[object]]  # number, recipient, values of the composer's columns
 _SIGN_CHUNK = 32  # signatures a pool task makes: the hand-over costs some 30 µs, RSA-2048 240 to 900
 _CHUNKS_WAITING = 4  # for a pool of that many threads; they bound the memory of what is rendered ahead
@@ -58,12 +59,13 @@ class RowProblem(Exception):
 class Draft:
     """A message but for its signatures. `body` is in pieces, most of them shared by all rows."""
 
-    __slots__ = ("body", "digests", "head", "is_utf8", "recipient", "return_path", "unsigned")
+    __slots__ = ("body", "digests", "head", "is_utf8", "recipient", "return_path", "signers", "unsigned")
 
-    def __init__(self, state: RowState, head: bytes, body: Sequence[bytes]) -> None:
+    def __init__(self, state: RowState, head: bytes, body: Sequence[bytes], signers: Signers = ()) -> None:
         self.return_path, self.recipient = state.return_path, state.address
         self.is_utf8 = not state.mailbox.local.isascii()
         self.head, self.body = head, body
+        self.signers = signers
         self.unsigned: list[str] = []
         self.digests: list[bytes] = []
 
@@ -96,7 +98,8 @@ class Composer:
         intakes: Sequence[tuple[str, Callable[[Any], Any]]],
         variables: Variables,
         extras: frozenset[str],
-        signers: Sequence[tuple[Signer, SignatureTemplate]],
+        signers: Signers,
+        by_selector: Mapping[str, Signers],
         is_test: bool,
     ) -> None:
         self.columns = columns
@@ -121,7 +124,8 @@ class Composer:
         )
         self._url = (message.unsubscribe_url or "").partition("{token}")
         self._fixed_extras = (settings.campaign.id, settings.campaign.list_id)
-        self._canonical = any(template.body_form == "relaxed" for _, template in signers)
+        every = [one for some in (signers, *by_selector.values()) for one in some]
+        self._canonical = any(template.body_form == "relaxed" for _, template in every)
         self._segment_body = _segment_body(pieces, bodies, canonical=self._canonical)
         # Looked up once: hashing an Enum's member costs more than a field does.
         self._steps = tuple(piece if isinstance(piece, str) else bodies.get(piece, piece) for piece in pieces)
@@ -136,7 +140,8 @@ class Composer:
         if isinstance(after, Hole) and after in bodies:
             prefix += bodies[after].leading
         self._signers = tuple(signers)
-        forms: set[BodyForm] = {template.body_form for _, template in signers}
+        self._by_selector = {selector: tuple(some) for selector, some in by_selector.items()}
+        forms: set[BodyForm] = {template.body_form for _, template in every}
         self._hashers = {form: BodyHasher(prefix.encode("ascii"), form) for form in forms}
 
     # --- one message
@@ -153,11 +158,17 @@ class Composer:
             raise _row_problem(problem) from problem
         return Message(state.return_path, state.address, content, not mailbox.local.isascii())
 
-    def draft(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Draft:
-        """The message but for its signatures, which are the expensive part; raises RowProblem."""
+    def draft(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int, selector: str | None = None
+    ) -> Draft:
+        """The message but for its signatures, which are the expensive part; raises RowProblem.
+
+        `selector` is its source's, one of those that the composer was built with; None: the campaign's own.
+        """
+        signers = self._signers if selector is None else self._by_selector[selector]
         try:
             state = self._state(row, mailbox, values, now_us)
-            return self._signable(state) if self._signers else Draft(state, self._unsigned(state), ())
+            return self._signable(state, signers) if signers else Draft(state, self._unsigned(state), ())
         except Exception as problem:
             # Whatever a template or a value does belongs to its row, never to the process.
             raise _row_problem(problem) from problem
@@ -187,7 +198,7 @@ class Composer:
                 written[at] = f"{lead}{value}\r\n" if len(value) < room else field.write(value)
         return b"".join(["".join(written).encode(), *self._body(state)])
 
-    def _signable(self, state: RowState) -> Draft:
+    def _signable(self, state: RowState, signers: Signers) -> Draft:
         written, relaxed = self._written.copy(), self._relaxed.copy()
         for at, field, lead, room in self._makers:
             value = field.make(state)
@@ -195,10 +206,10 @@ class Composer:
                 written[at] = f"{lead}{value}\r\n" if len(value) < room else field.write(value)
                 relaxed[at] = field.relaxed(value)
         body = self._body(state)
-        draft = Draft(state, "".join(written).encode(), body)
+        draft = Draft(state, "".join(written).encode(), body, signers)
         hashes = {form: hasher.digest(body) for form, hasher in self._hashers.items()}
         covered = "".join(relaxed)
-        for _, template in self._signers:
+        for _, template in signers:
             unsigned, canonical = template.unsigned(state.now_s, hashes[template.body_form])
             draft.unsigned.append(unsigned)
             draft.digests.append(hashlib.sha256((covered + canonical).encode()).digest())
@@ -317,9 +328,9 @@ class Composer:
             return problem
 
     def _sign(self, drafts: Sequence[Draft]) -> list[list[bytes]]:
-        signers = [signer for signer, _ in self._signers]
         return [
-            [signer.sign(digest) for signer, digest in zip(signers, draft.digests, strict=True)] for draft in drafts
+            [signer.sign(digest) for (signer, _), digest in zip(draft.signers, draft.digests, strict=True)]
+            for draft in drafts
         ]
 
 

@@ -10,7 +10,7 @@ structure, keys. What runs once a message is `composer.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -41,8 +41,10 @@ def build_composer(
     *,
     generation: Literal["live", "test"] = "live",
     key_id: str | None = None,
+    selectors: Collection[str] = (),
 ) -> Composer:
-    """The campaign's composer. `key_id` is the plan's; without one the ring's current key is used.
+    """The campaign's composer. `key_id` is the plan's; without one the ring's current key is used. `selectors` are
+    those that sources sign with in place of the first [[dkim]].
 
     Raises TemplateError (unknown column, syntax, files missing or outside the folder), KeysError, DkimKeyError,
     SettingsError.
@@ -105,6 +107,7 @@ def build_composer(
         variables=shop.globals(),
         extras=extras,
         signers=_signers(settings, folder, fields),
+        by_selector={selector: _signers(settings, folder, fields, selector) for selector in sorted(set(selectors))},
         is_test=generation == "test",
     )
 
@@ -192,10 +195,19 @@ def _structure(settings: Settings, bodies: dict[Hole, Body], files: Files, *, ha
     return part
 
 
-def _signers(settings: Settings, folder: Path, fields: Sequence[Field]) -> list[tuple[Signer, SignatureTemplate]]:
+def _signers(
+    settings: Settings, folder: Path, fields: Sequence[Field], selector: str | None = None
+) -> list[tuple[Signer, SignatureTemplate]]:
+    """The first [[dkim]], or the one with the selector in its place, and those that sign as well."""
+    first = 0
+    if selector is not None:
+        first = next((number for number, table in enumerate(settings.dkim) if table.selector == selector), -1)
+        if first < 0:
+            problem = f"a source's dkim_selector is {selector!r}, and no [[dkim]] has that selector"
+            raise SettingsError(file="budgets.toml", problem=problem)
     signers = []
     for number, table in enumerate(settings.dkim):
-        if number and not table.also:
+        if number != first and not table.also:
             continue
         signer = load_signer(table, folder)
         try:

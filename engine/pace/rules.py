@@ -293,6 +293,12 @@ def read_rules(path: Path) -> RuleFile:
         raise RuleError(file=path.name, rule="-", problem=problem) from None
 
 
+def own_rules(folder: Path) -> list[Path]:
+    """The campaign's own file, where it has one."""
+    own = folder / "replies.toml"
+    return [own] if own.exists() else []
+
+
 def load_rules(*extra: Path) -> RuleBook:
     """The shipped rules with those of `extra` before them, the last file first; raises RuleError."""
     files = [*reversed(extra), SHIPPED]
@@ -394,5 +400,5 @@ def _enhanced_pattern(parts: list[str]) -> re.Pattern[str] | None:
 
 __all__ = [
     "MANNERS", "NOTHING", "STAGES", "Action", "Class_", "Judgement", "Manner", "Outcome", "Rule", "RuleBook",
-    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "read_rules", "stage_named",
+    "RuleError", "Scope", "hint_s", "load_rules", "normalise", "own_rules", "read_rules", "stage_named",
 ]  # fmt: skip

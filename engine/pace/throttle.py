@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from engine.pace.easing import WINDOW_S, Adaptive, Easing, Limits, Observation, Signal, State
+from engine.pace.easing import Adaptive, Easing
+from engine.pace.signals import WINDOW_S, Limits, Observation, Signal, State
 
 __all__ = ["Ceiling", "EventKind", "Key", "Kind", "Limits", "Observation", "Signal", "Throttle", "ThrottleEvent"]
 

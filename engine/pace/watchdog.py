@@ -60,6 +60,10 @@ class Watchdog:
         self._patience_s = {**PATIENCE_S, **(patience_s or {})}
         self._watches: dict[tuple[Watched, str], _Watch] = {}
 
+    def set_patience(self, kind: Watched, patience_s: float) -> None:
+        """A live setting: from now on this kind may be silent for so long."""
+        self._patience_s[kind] = patience_s
+
     def progress(self, kind: Watched, name: str, now: float, doing: str = "") -> None:
         """It got on, and now does, or waits for, what `doing` says."""
         watch = self._watches.get((kind, name))

@@ -100,7 +100,7 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Kind(StrEnum):
-    """What an answer is. The words of `pace.easing.Signal`, and `silent`: no answer at all."""
+    """What an answer is. The words of `pace.signals.Signal`, and `silent`: no answer at all."""
 
     ACCEPTED = "accepted"
     BOUNCED = "bounced"

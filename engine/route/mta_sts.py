@@ -9,21 +9,28 @@ DANE (RFC 7672) needs a validating resolver in the same process and is not imple
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import re
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
-import dns.rdatatype
 import msgspec
 
 from engine.clock import Clock
 from engine.route.dns_client import Answer, DnsClient
+from formats import dnswire
 
 _ID = re.compile(r"[A-Za-z0-9]{1,32}\Z")
 _LONGEST_AGE_S = 31_557_600  # §3.2
 _MOST_BYTES = 64 * 1024
 _ASK_AGAIN_S = 3600.0  # how often the record is looked at for a known policy, and a failure is remembered
+_FETCH_S = 15.0  # for the whole of it, however many addresses there are
+_ADDRESSES = 2  # tried of each family
+_FETCHES = 100  # at once: one that hangs must not hold up the others
+_REMEMBERED = 500_000
 
 
 class StsPolicy(msgspec.Struct, frozen=True):
@@ -96,23 +103,37 @@ class Fetcher(Protocol):
 class HttpsFetcher:
     """Gets policy files: certificate verified, no redirect followed (§3.3), bounded in time and size."""
 
-    def __init__(self, client: DnsClient, *, port: int = 443, context: ssl.SSLContext | None = None) -> None:
-        self._dns, self._port = client, port
+    def __init__(
+        self,
+        client: DnsClient,
+        *,
+        port: int = 443,
+        context: ssl.SSLContext | None = None,
+        is_usable: Callable[[str], bool] = lambda address: True,
+    ) -> None:
+        """`is_usable`: which addresses may be asked. A stranger's name must not make us speak to our own network."""
+        self._dns, self._port, self._is_usable = client, port, is_usable
         self._context = context or ssl.create_default_context()
-        self._slots = asyncio.Semaphore(20)
+        self._slots = asyncio.Semaphore(_FETCHES)
 
     async def fetch(self, domain: str) -> bytes | None:
         name = f"mta-sts.{domain}"
         async with self._slots:
             try:
-                async with asyncio.timeout(15):
-                    answer = await self._dns.ask(name, dns.rdatatype.A)
-                    if not isinstance(answer, Answer) or not answer.records:
-                        return None
-                    address = answer.records[0].address  # type: ignore[attr-defined]
-                    return await self._get(name, address)
-            except (OSError, ssl.SSLError, ValueError, EOFError, TimeoutError, asyncio.LimitOverrunError):
-                return None
+                async with asyncio.timeout(_FETCH_S):
+                    for kind in (dnswire.A, dnswire.AAAA):
+                        answer = await self._dns.ask(name, kind)
+                        found: list[str] = []
+                        if isinstance(answer, Answer):
+                            found = [str(record) for record in answer.records]
+                        for address in [address for address in found if self._is_usable(address)][:_ADDRESSES]:
+                            with contextlib.suppress(
+                                OSError, ssl.SSLError, ValueError, EOFError, asyncio.LimitOverrunError
+                            ):
+                                return await self._get(name, address)
+            except TimeoutError:
+                pass
+            return None
 
     async def _get(self, name: str, address: str) -> bytes | None:
         reader, writer = await asyncio.open_connection(
@@ -143,46 +164,73 @@ class HttpsFetcher:
 
 
 class PolicyCache:
-    """Policies by domain, asked for once and kept for their age; `save` and `load` carry them over a restart."""
+    """Policies by domain, asked for once and kept for their age, in `file` over restarts.
 
-    def __init__(self, client: DnsClient, fetcher: Fetcher, clock: Clock) -> None:
-        self._dns, self._fetcher, self._clock = client, fetcher, clock
-        self._policies: dict[str, StsPolicy] = {}
+    The file has a line of JSON for each policy that was fetched, [domain, policy], the last one of a domain counts.
+    Lines are only ever appended, so that several processes may share it; one that a crash cut short is not read.
+    """
+
+    def __init__(self, client: DnsClient, fetcher: Fetcher, clock: Clock, file: Path | None = None) -> None:
+        self._dns, self._fetcher, self._clock, self._file = client, fetcher, clock, file
+        self._policies: dict[str, StsPolicy] = _read(file) if file is not None else {}
         self._looked_at: dict[str, float] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
 
     async def policy(self, domain: str) -> StsPolicy | None:
         """The policy in force for `domain`, or None."""
-        known = self._policies.get(domain)
-        if known is not None and not known.holds_at(self._clock.wall_us()):
-            known = None
         now = self._clock.monotonic()
         looked_at = self._looked_at.get(domain)
-        if looked_at is not None and now - looked_at < _ASK_AGAIN_S:
-            return known
-        self._looked_at[domain] = now
-        answer = await self._dns.ask(f"_mta-sts.{domain}", dns.rdatatype.TXT)
+        task = self._asking.get(domain)
+        if task is None and (looked_at is None or now - looked_at >= _ASK_AGAIN_S):
+            if len(self._looked_at) >= _REMEMBERED:
+                self._looked_at.clear()
+            self._looked_at[domain] = now
+            task = self._asking[domain] = asyncio.ensure_future(self._look(domain))
+            task.add_done_callback(lambda _: self._asking.pop(domain, None))
+        if task is not None:
+            await asyncio.shield(task)  # whoever asks meanwhile must not go by what is not known yet
+        return self._known(domain)
+
+    def _known(self, domain: str) -> StsPolicy | None:
+        known = self._policies.get(domain)
+        return known if known is not None and known.holds_at(self._clock.wall_us()) else None
+
+    async def _look(self, domain: str) -> None:
+        answer = await self._dns.ask(f"_mta-sts.{domain}", dnswire.TXT)
         texts: list[str] = []
         if isinstance(answer, Answer):
-            texts = [b"".join(record.strings).decode("ascii", "replace") for record in answer.records]  # type: ignore[attr-defined]
-        policy_id = parse_record(texts)
+            texts = [record.decode("ascii", "replace") for record in answer.records if isinstance(record, bytes)]
+        policy_id, known = parse_record(texts), self._known(domain)
         if policy_id is None or (known is not None and known.id == policy_id):
-            return known  # no record, or no news: what was seen holds for its age
+            return  # no record, or no news: what was seen holds for its age
         raw = await self._fetcher.fetch(domain)
         fresh = parse_policy(raw, policy_id, self._clock.wall_us()) if raw is not None else None
-        if fresh is None:
-            return known
-        self._policies[domain] = fresh
-        return fresh
+        if fresh is not None:
+            self._policies[domain] = fresh
+            self._keep(domain, fresh)
 
-    def save(self, path: Path) -> None:
-        """Writes what is known, whole or not at all."""
-        draft = path.with_suffix(".new")
-        draft.write_bytes(msgspec.json.encode(self._policies))
-        draft.replace(path)
-
-    def load(self, path: Path) -> None:
-        """Reads what an earlier process saved; a missing or broken file is an empty one."""
-        try:
-            self._policies |= msgspec.json.decode(path.read_bytes(), type=dict[str, StsPolicy])
-        except (OSError, msgspec.MsgspecError):
+    def _keep(self, domain: str, policy: StsPolicy) -> None:
+        if self._file is None:
             return
+        line = msgspec.json.encode((domain, policy)) + b"\n"
+        # A full disk stops attempts elsewhere; without the file a policy is fetched again.
+        with contextlib.suppress(OSError):
+            handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(handle, line)
+            finally:
+                os.close(handle)
+
+
+def _read(file: Path) -> dict[str, StsPolicy]:
+    """What earlier processes learned; what cannot be read is as if it were not there."""
+    policies: dict[str, StsPolicy] = {}
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError:
+        return policies
+    for line in lines:
+        with contextlib.suppress(msgspec.MsgspecError):
+            domain, policy = msgspec.json.decode(line, type=tuple[str, StsPolicy])
+            policies[domain] = policy
+    return policies

@@ -13,14 +13,14 @@ import random
 from collections.abc import Collection
 from typing import Protocol, TypeAlias
 
-import dns.rdatatype
 import msgspec
-from dns.rdatatype import RdataType
 
 from engine.clock import Clock
-from engine.route.dns_client import Answer, DnsClient, Failed
+from engine.route.dns_client import DnsClient, Failed
 from engine.route.mta_sts import StsPolicy
 from engine.route.provider import ProviderBook, pool_of
+from formats import dnswire
+from formats.dnswire import MailHost
 
 _SHORTEST_S = 60.0
 _LONGEST_S = 6 * 3600.0
@@ -38,7 +38,8 @@ class Host(msgspec.Struct, frozen=True):
 
 class Route(msgspec.Struct, frozen=True):
     """Where to connect for `domain`. `pool` names whose connections it may share; `policy` is an MTA-STS policy in
-    force, which asks for verified TLS (the hosts it does not list are left out already)."""
+    force, which asks for verified TLS (the hosts it does not list are left out already). `doubts` says what a policy
+    in testing mode would have refused."""
 
     domain: str
     hosts: tuple[Host, ...]
@@ -47,6 +48,7 @@ class Route(msgspec.Struct, frozen=True):
     ttl_s: float
     policy: StsPolicy | None = None
     is_implicit: bool = False  # the domain has no MX: its own addresses (RFC 5321 §5.1)
+    doubts: str = ""
 
 
 class NullMx(msgspec.Struct, frozen=True):
@@ -71,13 +73,17 @@ class Unroutable(msgspec.Struct, frozen=True):
 
 
 class DnsDeferred(msgspec.Struct, frozen=True):
-    """No answer to be had now: try again later."""
+    """No answer to be had now, or none that its own policy allows: try again later."""
 
     domain: str
     why: str
+    status: str = "4.4.3"  # RFC 3463: directory server failure
 
 
 Destination: TypeAlias = Route | NullMx | NoSuchDomain | Unroutable | DnsDeferred
+
+
+_HostAnswer: TypeAlias = tuple[list[list[str]], float, str | None]  # by family; how long they hold; what failed
 
 
 class PolicySource(Protocol):
@@ -111,10 +117,10 @@ class Resolver:
         self._own_addresses = set(own_addresses)
         self._allow_private = allow_private
         self._max_hosts, self._max_addresses = max_hosts, max_addresses
-        self._policies = policies
+        self.policies = policies  # None: nobody asks for MTA-STS
         self._rng = rng or random.Random()
-        self._answers: dict[tuple[str, RdataType], tuple[float, Answer | Failed]] = {}
-        self._asking: dict[tuple[str, RdataType], asyncio.Task[Answer | Failed]] = {}
+        self._hosts: dict[str, tuple[float, _HostAnswer]] = {}
+        self._asking: dict[str, asyncio.Task[_HostAnswer]] = {}
         self._routes: dict[str, tuple[float, Destination]] = {}
         self._routing: dict[str, asyncio.Task[Destination]] = {}
 
@@ -132,7 +138,7 @@ class Resolver:
 
     async def _find(self, domain: str) -> Destination:
         destination, ttl_s = await self._resolve(domain)
-        if isinstance(destination, Route) and self._policies is not None:
+        if isinstance(destination, Route) and self.policies is not None:
             destination = await self._under_policy(destination)
         if isinstance(destination, DnsDeferred):
             ttl_s = _FAILED_S
@@ -142,7 +148,8 @@ class Resolver:
         return destination
 
     async def _resolve(self, domain: str) -> tuple[Destination, float]:
-        mx = await self._ask(domain, dns.rdatatype.MX)
+        # Nobody else asks for it: the route is what is kept, and who asks for that meanwhile waits for it.
+        mx = await self._client.ask(domain, dnswire.MX)
         if isinstance(mx, Failed):
             return DnsDeferred(domain, mx.why), _FAILED_S
         if not mx.exists:
@@ -154,13 +161,12 @@ class Resolver:
             return await self._implicit(domain, mx.ttl_s)
         named: dict[str, int] = {}
         for record in mx.records:
-            name, preference = record.exchange.to_text(True).lower(), int(record.preference)  # type: ignore[attr-defined]
-            named[name] = min(preference, named.get(name, preference))
-        if "." in named or "@" in named:  # the root: "no mail here"
+            assert isinstance(record, MailHost)
+            named[record.host] = min(record.preference, named.get(record.host, record.preference))
+        if "." in named:  # the root: "no mail here"
             if len(named) == 1:
                 return NullMx(domain), mx.ttl_s
             named.pop(".", None)  # RFC 7505 §3 forbids it beside others: the others stand
-            named.pop("@", None)
         return await self._through(domain, named, mx.ttl_s)
 
     async def _through(self, domain: str, named: dict[str, int], ttl_s: float) -> tuple[Destination, float]:
@@ -172,7 +178,10 @@ class Resolver:
         by_preference = sorted(named.items(), key=lambda item: (item[1], self._rng.random()))
         usable = [(name, preference) for name, preference in by_preference if _is_host_name(name)]
         chosen = usable[: self._max_hosts]
-        found = await asyncio.gather(*(self._addresses(name) for name, _ in chosen))
+        if len(chosen) == 1:
+            found = [await self._addresses(chosen[0][0])]
+        else:
+            found = await asyncio.gather(*(self._addresses(name) for name, _ in chosen))
         hosts: list[Host] = []
         failed: list[str] = []
         for (name, preference), (addresses, address_ttl_s, why) in zip(chosen, found, strict=True):
@@ -203,23 +212,48 @@ class Resolver:
 
     async def _addresses(self, name: str) -> tuple[tuple[str, ...], float, str | None]:
         """Usable addresses, the families in turn; how long they hold; why there may be more that we could not get."""
-        kinds = [dns.rdatatype.A if family == "ipv4" else dns.rdatatype.AAAA for family in self._families]
-        answers = await asyncio.gather(*(self._ask(name, kind) for kind in kinds))
-        why = next((answer.why for answer in answers if isinstance(answer, Failed)), None)
-        lists: list[list[str]] = []
-        ttl_s = _LONGEST_S
-        for answer in answers:
-            if isinstance(answer, Answer) and answer.records:
-                found = [record.address for record in answer.records[:64]]  # type: ignore[attr-defined]
-                self._rng.shuffle(found)
-                lists.append([address for address in found if self._is_usable(address)])
-                ttl_s = min(ttl_s, answer.ttl_s)
+        lists, ttl_s, why = await self._host(name)
+        for family in lists:
+            if len(family) > 1:
+                self._rng.shuffle(family)
         in_turn = [
             address for nth in range(self._max_addresses) for family in lists for address in family[nth : nth + 1]
         ]
         return tuple(in_turn[: self._max_addresses]), ttl_s, None if in_turn else why
 
-    def _is_usable(self, text: str) -> bool:
+    async def _host(self, name: str) -> _HostAnswer:
+        """Usable addresses by family, asked once for all domains that name the host."""
+        known = self._hosts.get(name)
+        if known is not None and known[0] > self._clock.monotonic():
+            return known[1]
+        task = self._asking.get(name)
+        if task is None:
+            task = self._asking[name] = asyncio.ensure_future(self._ask_host(name))
+            task.add_done_callback(lambda _: self._asking.pop(name, None))
+        return await asyncio.shield(task)
+
+    async def _ask_host(self, name: str) -> _HostAnswer:
+        kinds = [dnswire.A if family == "ipv4" else dnswire.AAAA for family in self._families]
+        answers = await asyncio.gather(*(self._client.ask(name, kind) for kind in kinds))
+        why = next((answer.why for answer in answers if isinstance(answer, Failed)), None)
+        lists: list[list[str]] = []
+        ttl_s = keep_s = _LONGEST_S
+        for answer in answers:
+            if isinstance(answer, Failed):
+                keep_s = _FAILED_S
+                continue
+            keep_s = min(keep_s, max(answer.ttl_s, _SHORTEST_S))
+            if answer.records:
+                found = [str(record) for record in answer.records[:64]]
+                lists.append([address for address in found if self.is_usable(address)])
+                ttl_s = min(ttl_s, answer.ttl_s)
+        if len(self._hosts) >= _REMEMBERED:
+            self._hosts.clear()
+        self._hosts[name] = (self._clock.monotonic() + keep_s, (lists, ttl_s, why))
+        return lists, ttl_s, why
+
+    def is_usable(self, text: str) -> bool:
+        """Whether a stranger's name may lead us to this address."""
         address = ipaddress.ip_address(text)
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             return False
@@ -228,35 +262,17 @@ class Resolver:
         # A name that leads into our own network would let a stranger's list speak to our printers.
         return self._allow_private or address.is_global
 
-    async def _ask(self, name: str, kind: RdataType) -> Answer | Failed:
-        key = (name, kind)
-        known = self._answers.get(key)
-        if known is not None and known[0] > self._clock.monotonic():
-            return known[1]
-        task = self._asking.get(key)
-        if task is None:
-            task = self._asking[key] = asyncio.ensure_future(self._client.ask(name, kind))
-            task.add_done_callback(lambda done: self._learned(key, done))
-        return await asyncio.shield(task)
-
-    def _learned(self, key: tuple[str, RdataType], done: asyncio.Task[Answer | Failed]) -> None:
-        del self._asking[key]
-        if done.cancelled() or done.exception() is not None:
-            return
-        answer = done.result()
-        ttl_s = _FAILED_S if isinstance(answer, Failed) else min(max(answer.ttl_s, _SHORTEST_S), _LONGEST_S)
-        if len(self._answers) >= _REMEMBERED:
-            self._answers.clear()
-        self._answers[key] = (self._clock.monotonic() + ttl_s, answer)
-
     async def _under_policy(self, route: Route) -> Destination:
-        assert self._policies is not None
-        policy = await self._policies.policy(route.domain)
-        if policy is None or policy.mode != "enforce":
+        assert self.policies is not None
+        policy = await self.policies.policy(route.domain)
+        if policy is None or policy.mode == "none":
             return route
         hosts = tuple(host for host in route.hosts if policy.lists(host.name))
+        others = ", ".join(host.name for host in route.hosts if host not in hosts)
+        if policy.mode == "testing":
+            return msgspec.structs.replace(route, doubts=f"does not list {others}") if others else route
         if not hosts:
-            return DnsDeferred(route.domain, "its MTA-STS policy lists none of its MX hosts")
+            return DnsDeferred(route.domain, f"its MTA-STS policy lists none of its MX hosts ({others})", "4.7.0")
         return msgspec.structs.replace(route, hosts=hosts, policy=policy)
 
     def _shuffled(self, destination: Destination) -> Destination:

@@ -31,6 +31,7 @@ class Lane(Protocol):
     index: int
     provider: int  # its number in the log
     source: int
+    selector: str | None  # what its source signs with; None: the campaign's own
 
     def sessions(self) -> Iterable[Session]:
         """Sessions that have capacity."""
@@ -65,7 +66,9 @@ class Composing(Protocol):
 class Signing(Protocol):
     """A composer whose messages are signed: drafted here, signed in threads while the intents are synced."""
 
-    def draft(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Draft:
+    def draft(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int, selector: str | None = None
+    ) -> Draft:
         """Raises RowProblem."""
 
     def sign(self, drafts: Sequence[Draft]) -> list[Message]:
@@ -91,6 +94,7 @@ class Dispatch:
         self._sending: asyncio.Task[None] | None = None
         self.admission: Admission | None = None
         self._asked: dict[int, _Planned] = {}  # durable, not admitted yet
+        self.syncing_since: float | None = None  # a group's intents are on their way to the disk
         self._scheduled = False
         self.is_stopped = False
         self.paused: str | None = None
@@ -151,7 +155,7 @@ class Dispatch:
             recipient = bench.open[row]
             try:
                 if signing is not None:
-                    draft = signing.draft(row, recipient.mailbox, recipient.values[1:], wall_us)
+                    draft = signing.draft(row, recipient.mailbox, recipient.values[1:], wall_us, lane.selector)
                 else:
                     message = compose(row, recipient.mailbox, recipient.values[1:], wall_us)
             except RowProblem as problem:
@@ -178,6 +182,7 @@ class Dispatch:
         try:
             while self._group:
                 group, self._group = self._group, []
+                self.syncing_since = self._bench.clock.monotonic()
                 try:
                     await asyncio.gather(self._bench.log.commit(), self._sign(group))
                 except LogUnwritable as problem:
@@ -186,6 +191,8 @@ class Dispatch:
                     self._group = []
                     self.failed(problem)
                     return
+                finally:
+                    self.syncing_since = None
                 if self._bench.log.is_full:
                     # Durable, but the ballast is gone: send nothing that could need a record there is no room for.
                     self._take_back(group)

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+
+import msgspec
 
 from engine.clock import Clock
-from engine.smtp.destination import ConnectionLimits, Destination
+from engine.smtp.destination import ConnectionLimits, Destination, Host
 from engine.smtp.pool import HostMemory, Pool
 from engine.smtp.session import Listener, Session
 from engine.work.messages import Key
 
 _UNLIMITED = 1 << 30
+_SHARE_EVERY_S = 0.25
+_TURN_S = 10.0  # a lane keeps the last slot so long while a neighbour has rows and none
 _TOGETHER_S = 0.005  # messages nearer than this are told as one, at the later moment
 
 
@@ -32,8 +36,10 @@ class Account:
         self.lanes: list[Lane] = []
         self.in_air = 0  # messages composed on allowances and not on the wire yet
         self.spent: list[tuple[int, float]] = []  # on the wire since the last pulse: how many, and when
-        self.was_told = False  # the supervisor knows of rows that wait for this key
+        self.per_connection: int | None = None  # the throttle's word, for the connections of every lane
         self._clock = clock
+        self._shared_at = -math.inf
+        self.holds: Callable[[Account], None] = lambda account: None
         self._allowances: deque[tuple[int, float]] = deque()
         self.give_slots_back: Callable[[int], None] = lambda connections: None
         self.give_messages_back: Callable[[int], None] = lambda messages: None
@@ -54,9 +60,13 @@ class Account:
         self.give_slots_back(1)
 
     def grant(self, connections: int) -> None:
-        """The supervisor gave more slots."""
+        """The supervisor gave more slots: to lanes with the fewest first, of equals to who had one longest ago."""
         self.granted += connections
-        for lane in self.lanes:
+        self.holds(self)
+        lanes = self.lanes
+        if len(lanes) > 1:
+            lanes = sorted(lanes, key=lambda lane: (lane.slots, lane.held_at))
+        for lane in lanes:
             if lane.pool is not None:
                 lane.pool.slots_changed()
 
@@ -81,6 +91,40 @@ class Account:
         if (spare := self.granted - self.used) > 0:
             self.granted -= spare
             self.give_slots_back(spare)
+
+    def share_out(self, rows: Mapping[int, int], now: float) -> None:
+        """Slots that nobody here has a row for go back. A lane with rows and no slot gets one from its neighbours: at
+        once where their connections are idle, else after a turn."""
+        if self.granted > self.used:
+            if not any(rows.get(lane.index) for lane in self.lanes):
+                self.give_back_unused()
+            return
+        if len(self.lanes) < 2 or now - self._shared_at < _SHARE_EVERY_S:
+            return
+        self._shared_at = now
+        starved = 0
+        for lane in self.lanes:
+            if lane.slots:
+                lane.starved_since, lane.held_at = None, now
+            elif not rows.get(lane.index):
+                lane.starved_since = None
+            else:
+                starved += 1
+                lane.starved_since = now if lane.starved_since is None else lane.starved_since
+        if not starved:
+            return
+        for lane in self.lanes:
+            if starved and lane.pool is not None and lane.slots and not rows.get(lane.index):
+                given = min(starved, lane.slots)
+                lane.pool.shrink(given)
+                starved -= given
+        waited_s = max(now - lane.starved_since for lane in self.lanes if lane.starved_since is not None)
+        if starved and waited_s >= _TURN_S:
+            richest = max(self.lanes, key=lambda lane: lane.slots)
+            if richest.pool is not None and richest.slots:
+                richest.pool.shrink(1)
+                for lane in self.lanes:
+                    lane.starved_since = None  # whoever comes next waits for a turn of its own
 
     # -- allowances --------------------------------------------------------------------------------------------------
 
@@ -161,8 +205,13 @@ class Lane:
         self.limits = limits
         self.unreachable_since: float | None = None
         self.unreachable_why = ""
+        self.retry_after_s: float | None = None  # the budget's word on the first retry
+        self.selector: str | None = None  # what the source signs with; None: the campaign's own
+        self.wants = ""  # why nothing but good TLS will do, for the operator
         self.on_connection: int | None = None  # messages accepted on the connection that is being heard
         self.failures = 0
+        self.starved_since: float | None = None  # rows, and no slot
+        self.held_at = -math.inf  # when it was last seen with a slot, where lanes share an account
         self._listener, self._clock, self._memory = listener, clock, memory
         account.lanes.append(self)
 
@@ -183,6 +232,10 @@ class Lane:
     def sessions(self) -> Iterable[Session]:
         return self.pool.ready if self.pool is not None else ()
 
+    def all_sessions(self) -> Iterable[Session]:
+        """Every established connection, also those that take nothing now."""
+        return self.pool.sessions if self.pool is not None else ()
+
     def allowance(self) -> int:
         return self.account.allowance()
 
@@ -200,8 +253,24 @@ class Lane:
     def set_limits(self, limits: ConnectionLimits) -> None:
         """Hold connections so from now on."""
         self.limits = limits
+        self.ease()
+
+    def move_to(self, hosts: tuple[Host, ...]) -> None:
+        """Connect to these from now on: the same hosts, at the addresses they have today."""
+        self.destination = msgspec.structs.replace(self.destination, hosts=hosts)
         if self.pool is not None:
-            self.pool.set_limits(limits)
+            self.pool.destination = self.destination
+
+    def ease(self) -> None:
+        """Hold them so, and as the throttle of the account says."""
+        if self.pool is not None:
+            self.pool.set_limits(self._eased())
+
+    def _eased(self) -> ConnectionLimits:
+        most = self.account.per_connection
+        if most is None or most >= self.limits.messages_per_connection:
+            return self.limits
+        return msgspec.structs.replace(self.limits, messages_per_connection=most)
 
     def want(self, rows: int) -> None:
         """Ask for as many connections as `rows` (ready, parked and in flight) can keep busy."""
@@ -209,9 +278,10 @@ class Lane:
             if not rows:
                 return
             self.pool = Pool(
-                self.destination, self.limits, self.account, self._listener(self), self._clock, memory=self._memory
+                self.destination, self._eased(), self.account, self._listener(self), self._clock, memory=self._memory
             )
-        self.pool.want(min(self.account.granted, math.ceil(rows)) if rows else 0)
+        # One at least, so that the next slot finds who wants it; without a slot nothing is opened.
+        self.pool.want(min(max(1, self.account.granted), math.ceil(rows)) if rows else 0)
 
     def rest(self) -> bool:
         """Without a connection and a row the pool goes; True where the lane holds none."""
@@ -231,6 +301,9 @@ class LaneTable:
         self.accounts: MutableMapping[Key, Account] = {}
         self.lanes: list[Lane] = []
         self.busy: dict[int, Lane] = {}  # lanes that have a pool
+        # A list may have 300,000 providers: what is done many times a second looks at those that hold slots alone.
+        self.holding: dict[Key, Account] = {}
+        self._told: set[Key] = set()  # of these the supervisor knows that rows wait
 
     def account(self, key: Key) -> Account | None:
         return self.accounts.get(key)
@@ -238,3 +311,29 @@ class LaneTable:
     def with_sessions(self) -> Iterable[Lane]:
         """Lanes that may have something to send through."""
         return tuple(self.busy.values())
+
+    def want(self, rows: Mapping[int, int], now: float) -> None:
+        """Ask for the connections that these rows, by lane, can keep busy; what is not needed goes back."""
+        for index in rows.keys() - self.busy.keys():
+            self.busy[index] = self.lanes[index]
+        for index, lane in list(self.busy.items()):
+            lane.want(rows.get(index, 0))
+            if not rows.get(index, 0) and lane.rest():
+                del self.busy[index]
+        for key, account in list(self.holding.items()):
+            account.share_out(rows, now)
+            if not account.granted and not account.spent:
+                del self.holding[key]
+
+    def demand(self, rows: Mapping[int, int]) -> dict[Key, int]:
+        """The same by account, with a last zero for those that have none any more."""
+        demand: dict[Key, int] = dict.fromkeys(self._told, 0)
+        for index, count in rows.items():
+            key = self.lanes[index].key
+            demand[key] = demand.get(key, 0) + count
+        self._told = {key for key, count in demand.items() if count}
+        return demand
+
+    def take_spent(self) -> list[tuple[Key, int, float]]:
+        """What left since the last call."""
+        return [(key, count, at) for key, account in self.holding.items() for count, at in account.take_spent()]

@@ -150,6 +150,11 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     then_connections: int | None = None
     unknown: bool = False
     text: str = ""
+    # What the rule that judged it asks for, at the `after`-th such reply within `within_s`.
+    rule: str = ""
+    after: int = 1
+    within_s: float = 0.0
+    alarm: bool = False
 
 
 class Pulse(Message, frozen=True):

@@ -71,9 +71,13 @@ class Observer:
                 started_at=started_at,
                 reply_s=now - started_at,
                 on_connection=accepted,
-                # Only what the provider documents: the throttle measures the rest better.
-                pause_s=action.pause_s if action.connections is not None else None,
+                # At the first such reply only what the provider documents: the throttle measures the rest better.
+                pause_s=action.pause_s if action.connections is not None or action.after > 1 else None,
                 then_connections=action.connections,
+                rule=judgement.rule,
+                after=action.after,
+                within_s=action.within_s,
+                alarm=action.alarm,
                 unknown=judgement.class_ is Class_.UNKNOWN_USER,
                 text=str(reply)[:200],
             )

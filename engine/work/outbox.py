@@ -33,7 +33,7 @@ from engine.errors import Exit
 from engine.lists.suppressions import Suppressions
 from engine.outbox import connect
 from engine.pace.retry import RetryPlan
-from engine.pace.rules import load_rules
+from engine.pace.rules import load_rules, own_rules
 from engine.smtp.dialogue import Event
 from engine.work.bench import Recipient, Workbench
 from engine.work.channel import Channel
@@ -48,6 +48,7 @@ from engine.work.outbox_queue import PRIORITIES, OutboxQueue
 from engine.work.outbox_recovery import Recovered, ballast_of_the_dead, recover
 from engine.work.routing import DirectRouting, RelayRouting
 from engine.work.settlement import Settlement
+from engine.work.watching import WorkerWatch
 from engine.work.worker import Worker, WorkerStart
 from formats.address import AddressError, Mailbox, canonical, parse_mailboxes
 from formats.sendlog import Header, Reason, Verdict
@@ -139,7 +140,8 @@ class OutboxWorker(Worker):
         self._dispatch = Dispatch(bench, self._composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
         self._dispatch.confirm = self._confirm
-        self._settlement = Settlement(bench, load_rules(), retry, self._observer)
+        self._settlement = Settlement(bench, load_rules(*own_rules(self._home.folder)), retry, self._observer)
+        self._watching = WorkerWatch()
         self._ticks = 0
         self._told_full = False
         self._is_draining = False
@@ -371,6 +373,9 @@ class OutboxWorker(Worker):
             self._reporting = asyncio.get_running_loop().create_task(self._report_soon())
         if self._ticks % 20 == 0:
             self._off_list.refresh()
+
+    def _placed(self) -> int:
+        return self._bench.open_rows  # rows are the table's
 
     def _wanted_rows(self) -> dict[int, int]:
         rows = super()._wanted_rows()

@@ -127,7 +127,7 @@ class Beside:
             demand.setdefault(key, 0)
         self._pacing.demand(SEAT, demand, now, dict(pulse.urgent), warm)
         for key, messages, at in pulse.spent:
-            self._pacing.ledger.spent(SEAT, key, messages, at, now)
+            self._pacing.spent(SEAT, key, messages, at, now)
         self._pacing.hear(pulse.seen)
 
     def _lost(self, hand: Hand) -> None:

@@ -39,6 +39,7 @@ from engine.work.messages import (
 from engine.work.outbox import OutboxWorker
 from engine.work.pacing import Pacing
 from engine.work.routing import budgets_file
+from engine.work.sent_before import DAY_US, sent_before
 from engine.work.worker import WorkerStart
 
 _SEAT = 0
@@ -76,6 +77,9 @@ class Desk:
         make_private_folder(home.run)
         memory = home.run / "throttle-outbox.json"
         self._pacing = Pacing(settings, self._budgets(settings), memory, clock, say, self._tell)
+        if self._pacing.is_rated:
+            since_us = clock.wall_us() - DAY_US
+            self._pacing.sent_before(sent_before(home.log_files(), since_us, self._start.host_id))
         self._channel: Channel[Up] | None = None
         self._stopped: Stopped | None = None
         self.accepted = self.bounced = self.in_doubt = 0

@@ -222,6 +222,10 @@ class OutboxQueue:
         return 0
 
     @property
+    def open_rows(self) -> int:
+        return len(self.seats)
+
+    @property
     def ready(self) -> int:
         return sum(place.rows for place in self._lanes.values())
 

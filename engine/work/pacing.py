@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
@@ -18,16 +19,19 @@ from engine.clock import Clock
 from engine.config import Settings
 from engine.control.store import Override
 from engine.pace import throttle
+from engine.pace.alarms import Alarms
 from engine.pace.allowance import Rate
 from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
-from engine.pace.slots import Decision, Ledger, Limit
+from engine.pace.slots import Decision, Grant, Ledger, Limit
 from engine.pace.throttle import Ceiling, Kind, Observation, Signal, Throttle, ThrottleEvent
 from engine.work.messages import Key, Pace, Seen, Tripped
+from engine.work.sent_before import History
 from engine.work.warming import Turned, Warming
 
 SAVE_EVERY_S = 5.0
 SAVE_WARMUP_EVERY_S = 1.0
+_OPENED_KEPT_US = 62_000_000  # connection rates are per minute
 
 
 class KeyState(msgspec.Struct, frozen=True):
@@ -87,12 +91,28 @@ class Pacing:
         self.ledger = Ledger(self._limit)
         self.throttle = Throttle(self._most)
         self.breaker = Breaker()
+        self.alarms = Alarms()
         self._keys: set[Key] = set()
         self._told: set[tuple[int, Key]] = set()
         self._saved_at = clock.monotonic()
         self._domain = settings.dkim[0].domain if settings.dkim else settings.message.from_address.rpartition("@")[2]
         self._words: dict[str, Word] = {}  # of the operator, by provider
+        self._recalled: set[Key] = set()
+        self._sent: dict[Key, list[tuple[int, int]]] = {}  # before this run: (UTC microseconds, messages)
+        self._opened: dict[Key, deque[tuple[int, int]]] = {}  # connections granted where their rate is limited
+        self._opened_changed = False
         self._remember()
+
+    @property
+    def is_rated(self) -> bool:
+        """Whether any rate may hold: of a relay that is known before its first message."""
+        return self._budgets is not None or self._settings.delivery.messages_per_second is not None
+
+    def sent_before(self, history: History) -> None:
+        """What the logs say went out before this run: it counts in the windows of every rate."""
+        for (source, provider), sent in history.items():
+            key = ("", provider) if self._budgets is None else self._budgets.key(source, provider)
+            self._sent[key] = sorted(self._sent.get(key, []) + sent)
 
     # -- what workers saw ----------------------------------------------------------------------------------------------
 
@@ -104,19 +124,27 @@ class Pacing:
         """
         for one in seen:
             self._keys.add(one.key)
+            signal = Signal(one.signal)
+            is_counted = one.after > 1
+            if is_counted and signal is Signal.REPUTATION:
+                signal = Signal.OTHER_4XX  # one that passes is no block; see `_heed`
             observation = Observation(
-                Signal(one.signal),
+                signal,
                 one.at,
                 count=one.count,
                 started_at=one.started_at,
                 reply_s=one.reply_s,
                 connections=None if established is None else established.get(one.key[1]),
                 on_connection=one.on_connection,
-                pause_s=one.pause_s,
-                then_connections=one.then_connections,
+                pause_s=None if is_counted else one.pause_s,
+                then_connections=None if is_counted else one.then_connections,
                 text=one.text,
             )
-            self.throttle.observe(self._throttle_key(one), observation)
+            who = self._throttle_key(one)
+            self.throttle.observe(who, observation)
+            self.alarms.answered(one.key[1], one.count)
+            if is_counted or one.alarm:
+                self._heed(one, who)
             self._watch_unknown(one)
             if self._warming is not None:
                 if one.signal == Signal.ACCEPTED:
@@ -135,8 +163,9 @@ class Pacing:
         """Rows a worker has waiting."""
         self._wanted[worker] = {key for key, rows in wanted.items() if rows}
         for key in wanted:
-            if key not in self._keys:
-                self._keys.add(key)
+            self._keys.add(key)
+            if key not in self._recalled:
+                self._recalled.add(key)
                 self._recall(key, now)
             if (worker, key) not in self._told:
                 self._told.add((worker, key))
@@ -171,6 +200,28 @@ class Pacing:
             case _:
                 return throttle.Key(source, provider)
 
+    def _heed(self, seen: Seen, who: throttle.Key) -> None:
+        """A rule asks for more than the throttle does by itself, perhaps only when such replies come in numbers."""
+        due = self.alarms.refused(who, seen.key[1], seen.rule, seen.after, seen.within_s, seen.at)
+        if due is None:
+            return
+        if seen.alarm and self.alarms.may_tell(who, seen.rule, seen.at):
+            self._say("reply_alarm", provider=seen.key[1], rule=seen.rule, why=str(due), reply=seen.text)
+        if seen.after == 1 or not seen.pause_s:
+            return
+        reason = f"{due}: {seen.text}"
+        if seen.then_connections is not None:
+            documented = Observation(
+                Signal.REPUTATION,
+                seen.at,
+                pause_s=seen.pause_s,
+                then_connections=seen.then_connections,
+                text=reason,
+            )
+            self.throttle.observe(who, documented)
+        else:
+            self.throttle.suspend(who, seen.at + seen.pause_s, seen.at, reason)
+
     def _watch_unknown(self, seen: Seen) -> None:
         accepted = seen.count if seen.signal == Signal.ACCEPTED else 0
         unknown = seen.count if seen.unknown else 0
@@ -202,9 +253,22 @@ class Pacing:
         if self._warming is not None:
             for turned in self._warming.tick(self._clock.wall_us()):
                 self._turned(turned, now)
-        if now - self._saved_at >= (SAVE_WARMUP_EVERY_S if self._warming_changed else SAVE_EVERY_S):
+        decisions = self.ledger.decide(now)
+        self._note_opened(decisions)
+        changed = self._warming_changed or self._opened_changed
+        if now - self._saved_at >= (SAVE_WARMUP_EVERY_S if changed else SAVE_EVERY_S):
             self.save()
-        return self.ledger.decide(now)
+        return decisions
+
+    def _note_opened(self, decisions: list[Decision]) -> None:
+        """Connections that were granted, for the next run's windows; nobody else remembers them."""
+        for one in decisions:
+            if isinstance(one, Grant) and one.valid_s < math.inf:  # only where openings are limited
+                now_us, opened = self._clock.wall_us(), self._opened.setdefault(one.key, deque())
+                opened.append((now_us, one.connections))
+                while opened[0][0] < now_us - _OPENED_KEPT_US:
+                    opened.popleft()
+                self._opened_changed = True
 
     def budgets_changed(self, settings: Settings, budgets: Budgets | None) -> None:
         """Live settings were read again."""
@@ -255,6 +319,20 @@ class Pacing:
         connections = self._limit(key).connections
         return KeyState(self.limited_by(key), connections, until_us)
 
+    def waits_until(self, key: Key, now: float) -> float | None:
+        """When a key may go on, where it stands still for a reason that ends by itself (a suspension, a cap)."""
+        until = self._ceiling(key).suspended_until
+        if until is not None and until > now:
+            return until
+        warming = self._warming
+        if warming is None or not warming.is_used_up(key) or (turn := warming.next_turn_us()) is None:
+            return None
+        return now + max(0.0, (turn - self._clock.wall_us()) / 1e6)
+
+    def pause_between_s(self, key: Key) -> float:
+        """How far apart messages are at the rates in force; 0: not limited."""
+        return max((1 / rate.per_second for rate in self._limit(key).rates), default=0.0)
+
     def limited_by(self, key: Key) -> str:
         """What limits a key now, for the operator."""
         ceiling = self._ceiling(key)
@@ -280,7 +358,17 @@ class Pacing:
     def save(self) -> None:
         """Keep what the throttle learned; a restart goes on from it."""
         self._saved_at = self._clock.monotonic()
-        kept = {"at_us": self._clock.wall_us(), "throttle": self.throttle.to_dict(self._saved_at)}
+        self._opened_changed = False
+        now_us = self._clock.wall_us()
+        opened = [
+            (*key, [entry for entry in entries if entry[0] >= now_us - _OPENED_KEPT_US])
+            for key, entries in self._opened.items()
+        ]
+        kept = {
+            "at_us": now_us,
+            "throttle": self.throttle.to_dict(self._saved_at),
+            "opened": [entry for entry in opened if entry[2]],
+        }
         with contextlib.suppress(OSError):  # a full disk stops attempts elsewhere; this memory is a comfort
             write_whole(self._memory, msgspec.json.encode(kept))
             if self._warming is not None:
@@ -292,18 +380,26 @@ class Pacing:
             kept = msgspec.json.decode(self._memory.read_bytes())
             away_s = (self._clock.wall_us() - kept["at_us"]) / 1e6
             self.throttle.from_dict(kept["throttle"], self._clock.monotonic(), max(0.0, away_s))
+            for source, provider, entries in kept.get("opened", []):
+                self._opened[source, provider] = deque((int(at_us), int(count)) for at_us, count in entries)
         except FileNotFoundError:
             return
         except (OSError, KeyError, TypeError, ValueError, msgspec.MsgspecError) as problem:
             self._say("throttle_memory_unreadable", file=str(self._memory), problem=str(problem))
 
     def _recall(self, key: Key, now: float) -> None:
-        """What went out today before this run counts in its windows."""
-        if self._warming is None:
-            return
-        before = self._warming.sent_before(key)
+        """What went out before this run counts in its windows."""
         wall_us = self._clock.wall_us()
-        self.ledger.remember(key, [(now - (wall_us - at_us) / 1e6, messages) for at_us, messages in before], now)
+
+        def moments(entries: Iterable[tuple[int, int]]) -> list[tuple[float, int]]:
+            return [(now - (wall_us - at_us) / 1e6, count) for at_us, count in entries]
+
+        sent = self._sent.pop(key, [])
+        # The warm-up remembers for itself what small destinations, which share a cap, were sent together.
+        shared = self._warming.sent_before(key) if self._warming is not None else []
+        if sum(count for _, count in shared) > sum(count for _, count in sent):
+            sent = shared
+        self.ledger.remember(key, moments(sent), now, moments(self._opened.get(key, ())))
 
     def _turned(self, turned: Turned, now: float) -> None:
         """A day of the warm-up is over."""

@@ -19,7 +19,7 @@ from engine.clock import Clock
 from engine.config import DeliveryTable
 from engine.pace.budgets import BUDGETS_FILE, Budget, Budgets, Source
 from engine.pace.retry import RetryPlan
-from engine.route.resolver import NoSuchDomain, NullMx, Resolver, Route
+from engine.route.resolver import DnsDeferred, NoSuchDomain, NullMx, Resolver, Route
 from engine.smtp.destination import ConnectionLimits, Destination, Host, greeting_name
 from engine.smtp.dialogue import Manner
 from engine.smtp.pool import HostMemory
@@ -31,6 +31,7 @@ from engine.work.messages import Key
 from engine.work.recovery import Waiting
 from formats.sendlog import Reason, Verdict
 
+_Place = tuple[str, str, tuple[tuple[int, str], ...], str]  # source, pool, hosts by rank, how TLS must be
 _LOOKUPS = 200  # domains looked up at once by one worker
 
 
@@ -49,14 +50,20 @@ class LaneMaker:
         self._listener = listener
         self._wire = wire
         self._memory: dict[str, HostMemory] = {}
+        # A host without a good certificate is dead for those who ask for one, and for nobody else.
+        self._memory_of_verified: dict[str, HostMemory] = {}
 
     def account(self, key: Key, *, is_rated: bool) -> Account:
         """The account of a key, made when first asked for."""
         found = self.table.accounts.get(key)
         if found is None:
             found = self.table.accounts[key] = Account(key, self.bench.clock, is_rated=is_rated)
+            found.holds = self._holds
             self._wire(found)
         return found
+
+    def _holds(self, account: Account) -> None:
+        self.table.holding[account.key] = account
 
     def lane(self, account: Account, destination: Destination, limits: ConnectionLimits, source: str) -> Lane:
         """A new lane."""
@@ -67,7 +74,7 @@ class LaneMaker:
             limits,
             self._listener,
             self.bench.clock,
-            self._memory,
+            self._memory_of_verified if destination.tls is TlsPolicy.VERIFIED else self._memory,
             provider=self.bench.log.provider(account.key[1]),
             source=self.bench.log.source(source),
         )
@@ -115,7 +122,7 @@ class RelayRouting:
 class _Lookup:
     """A domain whose rows wait for its route."""
 
-    __slots__ = ("attempts", "due_at", "rows", "since", "told", "waiting")
+    __slots__ = ("attempts", "due_at", "rows", "since", "told", "waiting", "why")
 
     def __init__(self) -> None:
         self.rows = array("Q")  # never attempted, in no log
@@ -124,6 +131,7 @@ class _Lookup:
         self.waiting: list[Waiting] = []  # rows with a history
         self.due_at: float | None = None  # None while it is being asked
         self.attempts = 0
+        self.why = ""  # it had no route when it was asked last
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.waiting)
@@ -147,12 +155,14 @@ class DirectRouting:
         # A source of weight 0 is kept out of use; if all are, that cannot be meant.
         self._shares = [source for source in self._sources for _ in range(source.weight)] or list(self._sources)
         self._routes: dict[str, tuple[float, Route]] = {}
-        self._lanes: dict[tuple[str, str, tuple[str, ...], str], int] = {}
+        self._lanes: dict[_Place, int] = {}
         self._lookups: dict[str, _Lookup] = {}
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._queue: list[str] = []
         self.routed: Callable[[int, list[int]], None] = lambda lane, rows: None
         self.come_back: Callable[[list[Waiting]], None] = lambda waiting: None
+        self.tell: Callable[[str, dict[str, str | int | float]], None] = lambda event, fields: None
+        self._told_doubts: set[str] = set()
 
     @property
     def asking(self) -> int:
@@ -208,7 +218,7 @@ class DirectRouting:
         self._ask_some()
 
     def _expire(self, domain: str, lookup: _Lookup, now: float) -> None:
-        bench, why = self._maker.bench, f"4.4.3 {domain} could not be resolved in time"
+        bench, why = self._maker.bench, lookup.why or f"4.4.3 {domain} could not be resolved in time"
         rows, since, told = array("Q"), array("d"), 0
         for place, (row, first_at) in enumerate(zip(lookup.rows, lookup.since, strict=True)):
             if now >= self._retry.expires_at(first_at):
@@ -228,12 +238,14 @@ class DirectRouting:
 
     def apply(self, delivery: DeliveryTable, budgets: Budgets | None) -> None:
         """Live settings: how connections are held. Slots and rates are the supervisor's, sources stay as they were."""
-        self._delivery = delivery
+        self._delivery = msgspec.structs.replace(delivery, tls_ca_file=self._delivery.tls_ca_file)
         if budgets is not None:
             self._budgets = budgets
         for (source, *_), index in self._lanes.items():
             lane = self._maker.table.lanes[index]
-            lane.set_limits(limits_of(delivery, self._budgets.of(lane.key[1], source)))
+            budget = self._budgets.of(lane.key[1], source)
+            lane.set_limits(limits_of(delivery, budget))
+            lane.retry_after_s = budget.retry_after_s
 
     def _source_of(self, row: int) -> Source:
         """The same source on each attempt (greylisting), spread by weight."""
@@ -261,6 +273,10 @@ class DirectRouting:
             case Route():
                 del self._lookups[domain]
                 self._routes[domain] = (now + max(60.0, found.ttl_s), found)
+                self._renew(found)
+                if found.doubts and domain not in self._told_doubts:
+                    self._told_doubts.add(domain)
+                    self.tell("mta_sts_testing", {"domain": domain, "why": f"its MTA-STS policy {found.doubts}"})
                 by_lane: dict[int, list[int]] = {}
                 for row in lookup.rows[lookup.told :]:
                     by_lane.setdefault(self._lane(found, self._source_of(row)), []).append(row)
@@ -272,7 +288,8 @@ class DirectRouting:
             case NoSuchDomain():
                 self._refuse(domain, lookup, f"5.1.2 no such domain: {found.why}")
             case _:
-                self._defer(lookup, f"4.4.3 {domain}: {found.why}", now)
+                status = found.status if isinstance(found, DnsDeferred) else "4.4.4"
+                self._defer(lookup, f"{status} {domain}: {found.why}", now)
 
     def _told(self, lookup: _Lookup) -> list[Waiting]:
         """The rows whose deferral is in the log: they go on counting from it, so that the log stays in order."""
@@ -292,6 +309,7 @@ class DirectRouting:
     def _defer(self, lookup: _Lookup, text: str, now: float) -> None:
         """Ask again by the retry plan, or when the oldest row has reached its maximum age."""
         lookup.attempts += 1
+        lookup.why = text
         bench = self._maker.bench
         oldest = min(
             (*lookup.since, *(bench.monotonic_of(waiting.first_at_us) for waiting in lookup.waiting)), default=now
@@ -304,30 +322,48 @@ class DirectRouting:
         lookup.told = len(lookup.rows)
 
     def _lane(self, route: Route, source: Source) -> int:
-        policy = "verified" if route.policy is not None else ""
-        at = (source.name, route.pool, tuple(host.name for host in route.hosts), policy)
+        at = self._place(route, source)
         found = self._lanes.get(at)
         if found is None:
             found = self._lanes[at] = self._new_lane(route, source).index
         return found
 
+    def _place(self, route: Route, source: Source) -> _Place:
+        # Hosts of one preference come shuffled, and the pool takes them in turn: one set is one lane.
+        ranks = {preference: rank for rank, preference in enumerate(sorted({host.preference for host in route.hosts}))}
+        hosts = tuple(sorted((ranks[host.preference], host.name) for host in route.hosts))
+        return source.name, route.pool, hosts, "verified" if route.policy is not None else ""
+
+    def _renew(self, route: Route) -> None:
+        """A route was asked for again: its lanes connect to the addresses of today."""
+        for source in self._sources:
+            index = self._lanes.get(self._place(route, source))
+            if index is not None:
+                self._maker.table.lanes[index].move_to(self._hosts(route))
+
+    def _hosts(self, route: Route) -> tuple[Host, ...]:
+        return tuple(
+            Host(name=host.name, port=self._delivery.smtp_port, addresses=host.addresses, preference=host.preference)
+            for host in route.hosts
+        )
+
     def _new_lane(self, route: Route, source: Source) -> Lane:
         budget = self._budgets.of(route.provider, source.name)
         key = self._budgets.key(source.name, route.provider)
         account = self._maker.account(key, is_rated=bool(budget.limit().rates))
-        hosts = tuple(
-            Host(name=host.name, port=self._delivery.smtp_port, addresses=host.addresses, preference=host.preference)
-            for host in route.hosts
-        )
         destination = Destination(
             key=route.provider,
-            hosts=hosts,
+            hosts=self._hosts(route),
             tls=TlsPolicy.VERIFIED if route.policy is not None else TlsPolicy(budget.tls),
             tls_ca_file=self._delivery.tls_ca_file,
             source_address=source.bind,
             greeting_name=greeting_name(source.greeting_name or self._delivery.greeting_name),
         )
-        return self._maker.lane(account, destination, limits_of(self._delivery, budget), source.name)
+        lane = self._maker.lane(account, destination, limits_of(self._delivery, budget), source.name)
+        lane.selector, lane.retry_after_s = source.dkim_selector, budget.retry_after_s
+        if route.policy is not None:
+            lane.wants = f"; the MTA-STS policy of {route.domain} asks for verified TLS"
+        return lane
 
 
 def limits_of(delivery: DeliveryTable, budget: Budget) -> ConnectionLimits:
@@ -339,6 +375,13 @@ def limits_of(delivery: DeliveryTable, budget: Budget) -> ConnectionLimits:
         chunking=delivery.chunking and budget.chunking,
     )
     return msgspec.structs.replace(limits, manner=manner, messages_per_connection=budget.messages_per_connection)
+
+
+def with_ca_file_in(folder: Path, delivery: DeliveryTable) -> DeliveryTable:
+    """The settings with a relative `tls_ca_file` taken from the campaign's folder, as through a relay."""
+    if delivery.tls_ca_file is None:
+        return delivery
+    return msgspec.structs.replace(delivery, tls_ca_file=str(folder / delivery.tls_ca_file))
 
 
 def budgets_file(folder: Path) -> Path:

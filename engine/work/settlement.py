@@ -42,6 +42,7 @@ class LaneNames(Protocol):
     source: int
     provider_name: str | None
     on_connection: int | None  # messages accepted on the connection that is being heard
+    retry_after_s: float | None  # the budget's word on the first retry
 
     @property
     def key(self) -> Key:
@@ -136,6 +137,8 @@ class Settlement:
         self, ticket: int, flight: Flight, lane: LaneNames, reply: Reply, reason: Reason, hint_s: float | None
     ) -> None:
         bench, now = self._bench, self._bench.clock.monotonic()
+        if hint_s is None and flight.attempt <= 1:
+            hint_s = lane.retry_after_s
         wait_s = self.retry.next_wait(flight.attempt, flight.first_at, now, bench.rng, hint_s)
         if wait_s is None:
             bench.expired += 1

@@ -31,6 +31,7 @@ from engine.work.messages import (
     BatchDone,
     Drain,
     Grant,
+    Key,
     Live,
     NotAdmitted,
     Pause,
@@ -49,11 +50,13 @@ from engine.work.outbox_beside import SEAT, Beside
 from engine.work.pacing import Pacing, words_of
 from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
+from engine.work.sent_before import DAY_US, sent_before
 from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
 from engine.work.timing import complaints_of, schedule_of, why_stop
 from engine.work.warming import warming_of
+from engine.work.watching import MachineWatch
 from engine.work.worker import WorkerStart
 
 TICK_S = 0.05
@@ -139,7 +142,8 @@ class Supervisor:
         self._replaced = 0
         self._paused = False
         self._connected_at = clock.monotonic()
-        self._renewed_at = -1e9
+        self._renewed_at = self._watched_at = -1e9
+        self._watching = MachineWatch()
         self._starting: set[asyncio.Task[Hand]] = set()
         self._ready_hands: set[str] = set()
         self._last_reason = ""
@@ -245,12 +249,22 @@ class Supervisor:
         for tally in self._store.batches():
             if tally.partition == self._options.partition and tally.state == "done":
                 self.progress.before += tally.rows
+        self._remember_sent()
         if self._shared is not None:
             return
         begun = self._store.begun(self._options.partition)
         if begun:
             self._narrator.event("reading_logs", batches=len(begun), logs=len(self._campaign.log_files()))
             self._states = self._read_states(begun)
+
+    def _remember_sent(self) -> None:
+        """What went out in the last day, by the logs here, counts in the windows of today's rates."""
+        logs = self._campaign.log_files()
+        if (outbox := self._settings.outbox.folder) is not None:
+            logs += Campaign((self._campaign.folder / outbox).resolve()).log_files()
+        since_us = self._clock.wall_us() - DAY_US
+        if self._pacing.is_rated:
+            self._pacing.sent_before(sent_before(logs, since_us, self._incarnation.host_id))
 
     def _read_states(self, batches: list[ClaimedBatch]) -> dict[int, BatchState]:
         def damaged(path: object, problem: str) -> None:
@@ -389,6 +403,7 @@ class Supervisor:
     def _lost(self, hand: Hand) -> None:
         now = self._clock.monotonic()
         self._pacing.gone(hand.worker, now)
+        self._watching.gone(hand.worker)
         self._ready_hands.discard(hand.log_id)
         if self._shared is not None:
             goes_on = not hand.said_goodbye and self._draining is None
@@ -469,6 +484,25 @@ class Supervisor:
     def _watch(self, now: float) -> None:
         for hand in self._crew.kill_silent(SILENCE_S):
             self._narrator.event("worker_silent", worker=hand.worker, seconds=round(now - hand.heard_at))
+        if now - self._watched_at < 1.0:
+            return
+        self._watched_at = now
+        if self._paused or self._draining is not None:
+            self._watching = MachineWatch()  # nothing is attempted, so no progress is missed
+            return
+        demand: Counter[Key] = Counter()
+        for hand in self._crew.hands.values():
+            demand.update({key: rows for key, rows in hand.demand.items() if rows})
+            self._watching.worker(hand.worker, hand.unread, hand.ready + hand.parked + hand.in_flight, now)
+        answers = {
+            key: told.accepted + told.refused for key in demand if (told := self.progress.keys.get(key)) is not None
+        }
+        delivery = self._settings.delivery
+        stuck_after_s = max(delivery.stuck_after.seconds, delivery.dot_timeout.seconds)
+        self._watching.keys(demand, answers, self._pacing, now, stuck_after_s)
+        for stall in self._watching.stalled(now):
+            seconds = round(stall.silent_s)
+            self._narrator.event("stalled", kind=stall.kind.value, what=stall.name, seconds=seconds, doing=stall.doing)
 
     def _count(self) -> dict[str, object]:
         self.told = self.progress.counters(self._clock.monotonic())

@@ -28,11 +28,8 @@ from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
 from engine.pace.budgets import load_budgets
 from engine.pace.retry import RetryPlan
-from engine.pace.rules import load_rules
+from engine.pace.rules import load_rules, own_rules
 from engine.pace.scheduler import Scheduler
-from engine.route.dns_client import DnsClient, NameServer, system_servers
-from engine.route.provider import load_providers
-from engine.route.resolver import Resolver
 from engine.rows import RowReader
 from engine.smtp.destination import Destination, relay_destination
 from engine.smtp.dialogue import Event, Stage
@@ -42,7 +39,7 @@ from engine.smtp.session import Session
 from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
-from engine.work.frozen import planned_composer
+from engine.work.frozen import planned_composer, selectors_of
 from engine.work.intake import Intake
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
@@ -71,14 +68,17 @@ from engine.work.messages import (
     Unused,
 )
 from engine.work.observing import Observer
-from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file
+from engine.work.resolving import make_resolver
+from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file, with_ca_file_in
 from engine.work.settlement import Settlement
+from engine.work.watching import WorkerWatch
 from engine.work.windows import Gate, ReportingLog
 from formats.reply import Reply
 from formats.sendlog import Header
 
 TICK_S = 0.05  # results reach the file within this; the pulse goes out every fourth tick
 PULSE_TICKS = 4
+WATCH_TICKS = 20
 READY_ROWS = 4096  # rows whose values are in memory; a lane's share is an eighth where there are several
 _CONNECTING_S = 0.5  # a connection that was refused began about so long before
 _REFUSE_A_MESSAGE = frozenset({Stage.RCPT, Stage.DATA, Stage.DOT})
@@ -165,7 +165,7 @@ class Worker:
             delivery = msgspec.structs.replace(settings.delivery, relay=start.relay, tls="off", username=None)
             settings = msgspec.structs.replace(settings, delivery=delivery)
         plan = campaign.plan()
-        composer = planned_composer(campaign, settings, plan)
+        composer = planned_composer(campaign, settings, plan, selectors=selectors_of(campaign, settings))
         header = Header(
             log_id=f"{start.incarnation}-{start.number:03d}",
             campaign_id=plan.campaign_id,
@@ -205,7 +205,8 @@ class Worker:
         if self._gate is not None and isinstance(self._log, ReportingLog):
             self._dispatch.admission = self._gate
             self._gate.attach(self._log, bench)
-        self._settlement = Settlement(bench, load_rules(), retry, self._observer)
+        self._settlement = Settlement(bench, load_rules(*own_rules(campaign.folder)), retry, self._observer)
+        self._watching = WorkerWatch()
         self._ticks = 0
         self._told_full = False
         self._is_draining = False
@@ -220,8 +221,11 @@ class Worker:
             destination = relay_destination(settings.delivery, os.environ, folder=campaign.folder)
             return RelayRouting(maker, destination, settings.delivery)
         budgets = load_budgets(budgets_file(campaign.folder))
-        resolver = make_resolver(settings.delivery, self._clock, rng)
-        return DirectRouting(maker, resolver, budgets, settings.delivery, retry, self._clock)
+        delivery = with_ca_file_in(campaign.folder, settings.delivery)
+        resolver = make_resolver(delivery, self._clock, rng, campaign.run)
+        routing = DirectRouting(maker, resolver, budgets, delivery, retry, self._clock)
+        routing.tell = lambda event, fields: self._channel.send(Told(level="warning", event=event, fields=fields))
+        return routing
 
     def _wire(self, account: Account) -> None:
         key, channel = account.key, self._channel
@@ -290,7 +294,7 @@ class Worker:
 
     def _apply_pace(self, account: Account, pace: Pace) -> None:
         """The throttle's word: rows of a suspended key wait as numbers, and burn no attempt."""
-        account.is_rated = pace.is_rated
+        account.is_rated, account.per_connection = pace.is_rated, pace.per_connection
         scheduler, now = self._bench.scheduler, self._clock.monotonic()
         for lane in account.lanes:
             if pace.for_s > 0:
@@ -298,12 +302,7 @@ class Worker:
                     self._bench.open.pop(row, None)
             elif scheduler.suspension(lane.index) is not None and lane.unreachable_since is None:
                 scheduler.resume_lane(lane.index)
-            most = lane.limits.messages_per_connection
-            if pace.per_connection is not None and lane.pool is not None:
-                eased = min(most, pace.per_connection)
-                lane.pool.set_limits(msgspec.structs.replace(lane.limits, messages_per_connection=eased))
-            elif lane.pool is not None:
-                lane.pool.set_limits(lane.limits)
+            lane.ease()
 
     def _apply(self, live: Live) -> None:
         delivery = msgspec.json.decode(live.delivery, type=DeliveryTable, dec_hook=decode_custom)
@@ -390,13 +389,16 @@ class Worker:
                 # Connections that end together are one cohort: what counts is when each began.
                 began = opened_at if opened_at is not None else now - _CONNECTING_S
                 self._observer.refused(lane.key, judgement, reply, began, lane.on_connection)
-        elif isinstance(self._routing, DirectRouting):
+        elif isinstance(self._routing, DirectRouting) and stage is not Stage.STARTTLS:
             # A relay that cannot be reached is no matter of pace: the pool backs off, and the run gives up in time.
+            # Neither is a host without the TLS that one domain asks for: its provider serves the others as before.
             self._observer.unreachable(lane.key, said)
         if isinstance(self._routing, DirectRouting) and not lane.open:
-            self._rest_lane(lane, said, now)
+            # RFC 3463: cryptographic failure, no answer from host
+            status, wants = ("4.7.5", lane.wants) if stage is Stage.STARTTLS else ("4.4.1", "")
+            self._rest_lane(lane, status, said + wants, now)
 
-    def _rest_lane(self, lane: Lane, said: str, now: float) -> None:
+    def _rest_lane(self, lane: Lane, status: str, said: str, now: float) -> None:
         """No host of a destination can be had: its rows wait together, by the retry plan, and burn no attempt."""
         pool = lane.pool
         dead_until = pool.dead_until(now) if pool is not None else None
@@ -410,7 +412,7 @@ class Worker:
         until = min(max(until, dead_until), plan.expires_at(lane.unreachable_since))
         for row in self._bench.scheduler.suspend_lane(lane.index, until, f"unreachable: {said}"):
             self._bench.open.pop(row, None)
-        lane.unreachable_why = said
+        lane.unreachable_why = f"{status} {said}"
 
     # -- time --------------------------------------------------------------------------------------------------------
 
@@ -426,21 +428,38 @@ class Worker:
         if self._ticks % PULSE_TICKS == 0:
             self._suppressions.refresh()
             self._pulse()
+        if self._ticks % WATCH_TICKS == 0:
+            self._watch(now)
         self._dispatch.wake()
 
+    def _watch(self, now: float) -> None:
+        """What makes no progress is told; a connection that answers nothing is cut."""
+        delivery = self._bench.settings.delivery
+        stuck_after_s = max(delivery.stuck_after.seconds, delivery.dot_timeout.seconds)
+        sessions = [session for lane in self._table.with_sessions() for session in lane.all_sessions()]
+        open_rows, placed = self._bench.open_rows, self._placed()
+        since = self._dispatch.syncing_since
+        for stall in self._watching.look(sessions, open_rows, placed, since, now, stuck_after_s):
+            fields: dict[str, str | int | float] = {
+                "kind": stall.kind.value,
+                "what": stall.name,
+                "seconds": round(stall.silent_s),
+                "doing": stall.doing,
+            }
+            self._channel.send(Told(level="warning", event="stalled", fields=fields))
+
+    def _placed(self) -> int:
+        """Open rows that are in a place which says what they wait for."""
+        if self._is_draining or self._intake.unread:
+            # What is given back is in no place; of a batch that is being read, nobody counts the rows to be skipped.
+            return self._bench.open_rows
+        return self._bench.scheduler.open_rows + self._routing.asking + self._routing.waiting
+
     def _want_connections(self, now: float) -> None:
-        rows = self._wanted_rows()
-        for index in rows.keys() - self._table.busy.keys():
-            self._table.busy[index] = self._table.lanes[index]
-        for index, lane in list(self._table.busy.items()):
+        for lane in self._table.with_sessions():
             if lane.unreachable_since is not None and self._settlement.retry.expires_at(lane.unreachable_since) <= now:
                 self._give_up(lane)
-            lane.want(rows.get(index, 0))
-            if not rows.get(index, 0) and lane.rest():
-                del self._table.busy[index]
-        for account in self._table.accounts.values():
-            if account.granted > account.used and not any(rows.get(lane.index) for lane in account.lanes):
-                account.give_back_unused()
+        self._table.want(self._wanted_rows(), now)
 
     def _wanted_rows(self) -> dict[int, int]:
         """Rows per lane that connections are wanted for: those that may go and those on their way."""
@@ -462,7 +481,7 @@ class Worker:
         bench = self._bench
         for row, attempts in bench.scheduler.abandon(lane.index):
             bench.open.pop(row, None)
-            bench.is_expired(row, attempts, f"4.4.1 {lane.unreachable_why}")
+            bench.is_expired(row, attempts, lane.unreachable_why)
         lane.failures, lane.unreachable_since = 0, None
 
     def _flush(self) -> None:
@@ -487,14 +506,7 @@ class Worker:
     def _pulse(self) -> None:
         bench, scheduler = self._bench, self._bench.scheduler
         due = min((at for at in (scheduler.next_due(), self._routing.next_due()) if at is not None), default=None)
-        demand: dict[Key, int] = {account.key: 0 for account in self._table.accounts.values() if account.was_told}
-        for index, rows in scheduler.demand().items():
-            key = self._table.lanes[index].key
-            demand[key] = demand.get(key, 0) + rows
-        spent = []
-        for account in self._table.accounts.values():
-            account.was_told = bool(demand.get(account.key))
-            spent += [(account.key, messages, at) for messages, at in account.take_spent()]
+        demand, spent = self._table.demand(scheduler.demand()), self._table.take_spent()
         self._channel.send(
             Pulse(
                 invalid=bench.invalid,
@@ -535,25 +547,6 @@ class Worker:
             by_provider[lane.key[1]] = [a + b for a, b in zip(counts, now, strict=True)]
         self._bench.lanes.clear()
         return [ProviderCount(name, *counts) for name, counts in by_provider.items() if any(counts)]
-
-
-def make_resolver(delivery: DeliveryTable, clock: SystemClock, rng: random.Random) -> Resolver:
-    """The resolver that [delivery] describes."""
-    servers = [name_server(text) for text in delivery.nameservers] or system_servers()
-    own = [delivery.greeting_name] if delivery.greeting_name else []
-    client = DnsClient(servers)
-    return Resolver(client, load_providers(), clock, own_names=own, allow_private=delivery.allow_private_hosts, rng=rng)
-
-
-def name_server(text: str) -> NameServer:
-    """A name server as settings write it: ADDRESS or ADDRESS:PORT, an IPv6 address with a port in brackets."""
-    if text.startswith("["):
-        address, _, port = text[1:].partition("]")
-        return NameServer(address, int(port.lstrip(":") or 53))
-    if text.count(":") == 1:
-        address, _, port = text.partition(":")
-        return NameServer(address, int(port))
-    return NameServer(text)
 
 
 def _wheel_grain_s(settings: Settings) -> float:

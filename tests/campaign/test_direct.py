@@ -6,17 +6,21 @@ import contextlib
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import dkim
 import msgspec
 import pytest
 
+from engine.compose.sign import make_key
 from engine.lists.suppressions import Suppressions
 from engine.rehearse.counting import fullest_window, share_used
 from engine.rehearse.internet import InternetSettings, RunningInternet, run_internet, willing, zone_of
 from engine.rehearse.models import Model, World
 from engine.rehearse.record import read_record
+from engine.rehearse.sink import SinkSettings
 from tests.campaign.conftest import Operator
 
 ADDRESSES = {"bigmail": "127.1.0.1", "midmail": "127.1.0.2", "smallmail": "127.1.0.3"}
@@ -65,7 +69,12 @@ def direct(tmp_path: Path) -> Iterator[Callable[..., Direct]]:
     """Makes a `Direct` of models; the domain of each is NAME.test."""
     with contextlib.ExitStack() as stack:
 
-        def make(*models: Model, broken: dict[str, str] | None = None, speed: float = 1.0) -> Direct:
+        def make(
+            *models: Model,
+            broken: dict[str, str] | None = None,
+            speed: float = 1.0,
+            sink: SinkSettings = SinkSettings(),  # noqa: B008  # frozen
+        ) -> Direct:
             hosts = {f"mx.{name}.test": address for name, address in ADDRESSES.items()}
             zone = zone_of(hosts, {f"{name}.test": f"mx.{name}.test" for name in ADDRESSES})
             zone.records["nullmx.test"] = {"MX": ["0 ."]}
@@ -75,7 +84,9 @@ def direct(tmp_path: Path) -> Iterator[Callable[..., Direct]]:
             records = tmp_path / "records"
             played = {model.name: model for model in models}
             world = World("three providers", tuple(played.get(name, willing(name)) for name in ADDRESSES))
-            settings = InternetSettings(world=world, zone=zone, addresses=ADDRESSES, records=records, speed=speed)
+            settings = InternetSettings(
+                world=world, zone=zone, addresses=ADDRESSES, records=records, speed=speed, sink=sink
+            )
             return Direct(Operator(tmp_path, None), stack.enter_context(run_internet(settings)), records)
 
         yield make
@@ -114,6 +125,45 @@ def test_a_campaign_straight_to_its_providers_from_two_sources(direct: Callable[
         "5.1.2 no such domain: there is no such domain",
         "5.1.10 the domain takes no mail (null MX, RFC 7505)",
     }
+
+
+@pytest.mark.slow
+def test_each_source_signs_with_its_own_selector(direct: Callable[..., Direct], tmp_path: Path) -> None:
+    d = direct(sink=SinkSettings(folder=tmp_path / "mails"))
+    sources = SOURCES.replace("[source.second]", '[source.second]\nweight = 3\ndkim_selector = "s2"')
+    d.begin([f"r{n}@bigmail.test" for n in range(80)], sources, plan=False)
+    tables, records = "", {}
+    for selector in ("s1", "s2"):
+        records[selector] = make_key(d.operator.campaign / "keys" / f"{selector}.pem", "rsa", 1024)
+        tables += f'[[dkim]]\ndomain = "example.com"\nselector = "{selector}"\nkey_file = "keys/{selector}.pem"\n\n'
+    file = d.operator.campaign / "campaign.toml"
+    file.write_text(file.read_text("utf-8").replace("\n[keys]\n", f"\n{tables}[keys]\n", 1), "utf-8")
+    d.operator.run("plan", "list.parquet")
+    d.operator.run("send", "--processes", "2", "--yes")
+    signed: Counter[str] = Counter()
+    for mail in (tmp_path / "mails").iterdir():
+        raw = mail.read_bytes()
+        selector = "s2" if b"s=s2;" in raw else "s1"
+        signed[selector] += 1
+        assert dkim.verify(raw, dnsfunc=lambda name, timeout=5, record=records[selector]: record.encode())
+    sources_seen = d.net.reports()["bigmail"].sources
+    assert signed["s1"] == sources_seen["127.0.0.2"].accepted > 5
+    assert signed["s2"] == sources_seen["127.0.0.3"].accepted > 40
+
+    d.budgets(sources.replace('"s2"', '"s3"'))
+    told = d.operator.run("budgets", "check", "--no-bind", code=None)
+    assert "no [[dkim]] of campaign.toml has the selector 's3'" in told.stderr
+    assert "no [[dkim]] has that selector" in d.operator.run("send", "--yes", code=20).stderr
+
+
+def test_a_source_that_cannot_be_bound_is_refused_before_a_row_is_touched(direct: Callable[..., Direct]) -> None:
+    d = direct()
+    d.begin(mixed(2), SOURCES.replace("127.0.0.3", "192.0.2.7"))
+    said = d.operator.run("send", "--processes", "1", "--yes", code=20)
+    assert "source second: this host cannot send from 192.0.2.7" in said.stderr
+    d.budgets(SOURCES.replace('bind = "127.0.0.3"', 'bind = "192.0.2.7"\nweight = 0'))
+    d.operator.run("send", "--processes", "1", "--yes")
+    assert d.operator.outcomes() == {"accepted": 6}
 
 
 def test_domains_whose_dns_fails_wait_together_and_expire(direct: Callable[..., Direct]) -> None:
@@ -185,6 +235,23 @@ def test_ten_a_minute_are_ten_in_any_minute(direct: Callable[..., Direct]) -> No
     assert len(times) == 13
     assert fullest_window(times, 60) <= 10
     assert share_used(times, 10 / 60) >= 0.98
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_at_once_no_minute_holds_more_than_its_limit(direct: Callable[..., Direct]) -> None:
+    d = direct()
+    d.begin([f"r{n}@bigmail.test" for n in range(3)], "[default]\nmessages_per_minute = 2\n")
+    for sent in (1, 2):
+        process = d.operator.start("send", "--processes", "2", "--yes")
+        until(lambda sent=sent: d.net.reports()["bigmail"].accepted >= sent, within_s=100)
+        time.sleep(0.5)  # its result is in the log
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    d.operator.run("send", "--processes", "2", "--yes", within_s=150)
+    times = read_record(d.records / "bigmail.tsv")["time_us"].to_numpy()
+    assert len(times) == 3
+    assert fullest_window(times, 60) <= 2
+    assert d.operator.outcomes() == {"accepted": 3}
 
 
 @pytest.mark.slow

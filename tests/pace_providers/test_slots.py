@@ -157,7 +157,7 @@ def test_sending_at_the_last_moment_or_the_first_makes_no_window_too_full(
 
 
 def test_limit_of_one_message_in_eight_minutes_sends_one() -> None:
-    # Public report: a window of one message sent two in each cycle.
+    # The corpus' T097: a window of one message sent two in each cycle.
     world = World(Limit(connections=2, rates=(Rate(1, 480),)), workers=5)
     for worker in world.workers:
         worker.wants(10)
@@ -167,7 +167,7 @@ def test_limit_of_one_message_in_eight_minutes_sends_one() -> None:
 
 
 def test_rate_is_shared_by_workers_and_not_theirs_each() -> None:
-    # Public report: five workers with a limit of ten a second sent fifty.
+    # The corpus' T095: five workers with a limit of ten a second sent fifty.
     world = World(Limit(connections=50, rates=(Rate(10, 1),)), workers=5)
     for worker in world.workers:
         worker.wants(1000)

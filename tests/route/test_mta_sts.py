@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from dns_world import Zone, serving
 from test_resolver import SetClock
 
@@ -19,6 +14,7 @@ from engine.route.dns_client import DnsClient
 from engine.route.mta_sts import HttpsFetcher, PolicyCache, StsPolicy, parse_policy, parse_record
 from engine.route.provider import load_providers
 from engine.route.resolver import DnsDeferred, Resolver, Route
+from tests.route.certificates import certificate_for
 
 FILE = b"version: STSv1\r\nmode: enforce\r\nmx: mail.example.org\r\nmx: *.example.net\r\nmax_age: 604800\r\n"
 
@@ -89,7 +85,7 @@ def test_enforce_leaves_listed_hosts_and_defers_where_there_are_none(tmp_path: P
         async with serving(zone) as server:
             assert server.at is not None
             client, clock, files = DnsClient([server.at], try_s=0.2, tries=1), SetClock(), Files({"example.org": FILE})
-            cache = PolicyCache(client, files, clock)
+            cache = PolicyCache(client, files, clock, tmp_path / "sts.jsonl")
             found = await Resolver(client, load_providers(), clock, policies=cache).route("example.org")
             assert isinstance(found, Route)
             assert [host.name for host in found.hosts] == ["mail.example.org"]
@@ -99,9 +95,9 @@ def test_enforce_leaves_listed_hosts_and_defers_where_there_are_none(tmp_path: P
             # Somebody hides the record and redirects the MX: the policy holds for its age, over a restart as well.
             del zone["_mta-sts.example.org"]
             zone["example.org"] = {"MX": ["10 evil.example.com."]}
-            cache.save(tmp_path / "sts.json")
-            again = PolicyCache(client, files, clock)
-            again.load(tmp_path / "sts.json")
+            with (tmp_path / "sts.jsonl").open("ab") as file:
+                file.write(b'["example.org",{"id":"cut sho')  # by a crash of another process
+            again = PolicyCache(client, files, clock, tmp_path / "sts.jsonl")
             found = await Resolver(client, load_providers(), clock, policies=again).route("example.org")
             assert isinstance(found, DnsDeferred)
 
@@ -120,8 +116,7 @@ def test_a_domain_without_or_with_a_broken_policy_is_unaffected(tmp_path: Path) 
             assert server.at is not None
             client, clock = DnsClient([server.at], try_s=0.2, tries=1), SetClock()
             for files in ({}, {"example.org": b"junk"}, {"example.org": FILE.replace(b"enforce", b"testing")}):
-                cache = PolicyCache(client, Files(files), clock)
-                cache.load(tmp_path / "missing.json")
+                cache = PolicyCache(client, Files(files), clock, tmp_path / "missing" / "sts.jsonl")
                 found = await Resolver(client, load_providers(), clock, policies=cache).route("example.org")
                 assert isinstance(found, Route)
                 assert found.policy is None
@@ -129,32 +124,6 @@ def test_a_domain_without_or_with_a_broken_policy_is_unaffected(tmp_path: Path) 
             await client.close()
 
     asyncio.run(run())
-
-
-def certificate_for(name: str, folder: Path) -> tuple[Path, Path]:
-    """A key and a self-signed certificate for `name`."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(7)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = folder / "cert.pem"
-    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    secret = folder / "key.pem"
-    secret.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return pem, secret
 
 
 @pytest.mark.parametrize(
@@ -173,7 +142,7 @@ def certificate_for(name: str, folder: Path) -> tuple[Path, Path]:
 def test_policy_files_come_over_verified_https_without_redirects(
     tmp_path: Path, response: bytes, named: bool, fetched: bytes | None
 ) -> None:
-    pem, secret = certificate_for("mta-sts.example.org" if named else "mta-sts.example.com", tmp_path)
+    pem, secret = certificate_for("mta-sts.example.org" if named else "mta-sts.example.com", folder=tmp_path)
     inside = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     inside.load_cert_chain(pem, secret)
     trusting = ssl.create_default_context(cafile=str(pem))
@@ -199,3 +168,56 @@ def test_policy_files_come_over_verified_https_without_redirects(
                 await asyncio.sleep(0.05)
 
     assert asyncio.run(run()) == fetched
+
+
+def test_a_policy_in_testing_mode_says_what_it_would_have_refused() -> None:
+    async def run() -> None:
+        async with serving(ZONE) as server:
+            assert server.at is not None
+            client, clock = DnsClient([server.at], try_s=0.2, tries=1), SetClock()
+            cache = PolicyCache(client, Files({"example.org": FILE.replace(b"enforce", b"testing")}), clock)
+            found = await Resolver(client, load_providers(), clock, policies=cache).route("example.org")
+            assert isinstance(found, Route)
+            assert found.doubts == "does not list evil.example.com"
+            await client.close()
+
+    asyncio.run(run())
+
+
+class SlowFiles(Files):
+    """Takes its time."""
+
+    async def fetch(self, domain: str) -> bytes | None:
+        await asyncio.sleep(0.05)
+        return await super().fetch(domain)
+
+
+def test_whoever_asks_while_a_policy_is_fetched_waits_for_it() -> None:
+    async def run() -> None:
+        async with serving(ZONE) as server:
+            assert server.at is not None
+            client, clock, files = DnsClient([server.at]), SetClock(), SlowFiles({"example.org": FILE})
+            cache = PolicyCache(client, files, clock)
+            found = await asyncio.gather(*(cache.policy("example.org") for _ in range(5)))
+            assert [policy is not None and policy.mode for policy in found] == ["enforce"] * 5
+            assert files.fetched == 1
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_policies_are_not_asked_for_in_our_own_network() -> None:
+    async def run() -> None:
+        connections = []
+        web = await asyncio.start_server(lambda reader, writer: connections.append(writer), "127.0.0.1", 0)
+        async with serving({"mta-sts.example.org": {"A": ["127.0.0.1"]}}) as server:
+            assert server.at is not None
+            client = DnsClient([server.at])
+            resolver = Resolver(client, load_providers(), SetClock())
+            port = web.sockets[0].getsockname()[1]
+            assert await HttpsFetcher(client, port=port, is_usable=resolver.is_usable).fetch("example.org") is None
+            await client.close()
+        assert connections == []
+        web.close()
+
+    asyncio.run(run())
