@@ -165,9 +165,9 @@ def _state_folder(shelf: Shelf) -> Path:
 def _expose(shelf: Shelf, clock: Clock, accept: str) -> tuple[bytes, str]:
     sources = []
     for watched in shelf.all():
-        watched.look()
+        snapshot, _ = watched.look()
         if watched.reading is not None:
-            sources.append(metrics.of_reading(watched.key, watched.reading, clock.wall_us()))
+            sources.append(metrics.of_reading(snapshot, watched.reading, clock.wall_us()))
     return metrics.expose(sources, accept)
 
 

@@ -20,11 +20,12 @@ from prometheus_client.registry import Collector
 
 from engine.control.store import Incarnation
 from engine.web.reading import Reading
-from engine.web.snapshot import KINDS, is_alive
+from engine.web.snapshot import KINDS, LIMITS, Snapshot, is_alive, limit_kind
 from engine.work.logbook import COMMIT_BUCKETS_S
-from engine.work.progress import REPLY_BUCKETS_S
+from engine.work.progress import REPLY_BUCKETS_S, WINDOW_BUCKETS_S
 
 _VERDICTS = ("accepted", "rejected", "deferred", "lost", "in_doubt")
+_ANSWERS = ("accepted", "rejected", "deferred", "lost")
 _QUEUES = ("ready", "parked", "waiting", "in_flight")
 _MOST_PROVIDERS = 500  # series of more are summed as "others"
 
@@ -40,25 +41,25 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One campaign's."""
+    """One campaign's. `left` and `in_doubt` are None where only this run's own counters are known."""
 
     campaign: str
     told: list[Told]
     state: str = ""
     batches: dict[str, int] = {}
+    left: int | None = None
+    in_doubt: int | None = None
 
 
-def of_reading(campaign: str, reading: Reading, now_us: int) -> Source:
-    """A campaign as its store has it."""
+def of_reading(snapshot: Snapshot, reading: Reading, now_us: int) -> Source:
+    """A campaign as its store has it; what is left and in doubt as the page shows it, also when nobody sends."""
 
     def one(i: Incarnation) -> Told:
         return Told(i.sender, is_alive(i, now_us), (now_us - i.renewed_at_us) / 1e6, i.lease_us / 1e6, i.counters)
 
-    batches: Counter[str] = Counter()
-    for tally in reading.batches:
-        batches[tally.state] += tally.batches
+    told = [one(i) for i in reading.incarnations]
     state = reading.campaign.state if reading.campaign else ""
-    return Source(campaign, [one(i) for i in reading.incarnations], state, dict(batches))
+    return Source(snapshot.key, told, state, snapshot.batches, snapshot.left, snapshot.in_doubt)
 
 
 def families(sources: Iterable[Source]) -> Iterator[Metric]:
@@ -74,7 +75,7 @@ def families(sources: Iterable[Source]) -> Iterator[Metric]:
 def _rows(sources: list[Source]) -> Iterator[Metric]:
     outcome = CounterMetricFamily("rowpost_rows", "Rows by outcome so far.", labels=["campaign", "outcome"])
     doubt = GaugeMetricFamily("rowpost_rows_in_doubt", "Rows that may have been sent.", labels=["campaign"])
-    left = GaugeMetricFamily("rowpost_rows_left", "Rows without an outcome, of living senders.", labels=["campaign"])
+    left = GaugeMetricFamily("rowpost_rows_left", "Rows without an outcome.", labels=["campaign"])
     queues = GaugeMetricFamily("rowpost_queue_rows", "Rows by where they wait.", labels=["campaign", "queue"])
     paused = GaugeMetricFamily("rowpost_campaign_paused", "1 while paused or cancelled.", labels=["campaign"])
     batches = GaugeMetricFamily("rowpost_batches", "Batches by state.", labels=["campaign", "state"])
@@ -84,8 +85,9 @@ def _rows(sources: list[Source]) -> Iterator[Metric]:
             if kind != "in_doubt":
                 outcome.add_metric([source.campaign, kind], total)
         living = [told for told in source.told if told.is_alive]
-        doubt.add_metric([source.campaign], sum(_number(told, "in_doubt") for told in living))
-        left.add_metric([source.campaign], sum(_number(told, "left") for told in living))
+        for gauge, known, name in ((doubt, source.in_doubt, "in_doubt"), (left, source.left, "left")):
+            value = sum(_number(told, name) for told in living) if known is None else known
+            gauge.add_metric([source.campaign], value)
         for queue in _QUEUES:
             queues.add_metric([source.campaign, queue], sum(_number(told, queue) for told in living))
         paused.add_metric([source.campaign], float(source.state in ("paused", "cancelled")))
@@ -100,6 +102,7 @@ def _providers(sources: list[Source]) -> Iterator[Metric]:
     connections = GaugeMetricFamily("rowpost_connections", "Connections open now.", labels=labels)
     ready = GaugeMetricFamily("rowpost_provider_ready_rows", "Rows ready for the provider.", labels=labels)
     reply = HistogramMetricFamily("rowpost_reply_seconds", "Time until an answer came.", labels=labels)
+    limited = GaugeMetricFamily("rowpost_provider_limited", "1 for what limits it now.", labels=[*labels, "by"])
     for source in sources:
         sums: dict[str, Counter[str]] = defaultdict(Counter)
         times: dict[str, list[float]] = {}
@@ -111,15 +114,18 @@ def _providers(sources: list[Source]) -> Iterator[Metric]:
                 if told.is_alive:
                     sums[name]["connections"] += counts.get("connections", 0)
                     sums[name]["ready"] += counts.get("waiting", 0)
+                    sums[name][f"limit {limit_kind(counts.get('limit', ''))}"] = 1
                 _add_times(times.setdefault(name, [0.0] * (len(REPLY_BUCKETS_S) + 2)), counts)
         for name, count in sums.items():
             for verdict in _VERDICTS:
                 attempts.add_metric([source.campaign, name, verdict], count[verdict])
             connections.add_metric([source.campaign, name], count["connections"])
             ready.add_metric([source.campaign, name], count["ready"])
+            for by in LIMITS:
+                limited.add_metric([source.campaign, name, by], count[f"limit {by}"])
             *buckets, total = times[name]
             reply.add_metric([source.campaign, name], _cumulative(REPLY_BUCKETS_S, buckets), total)
-    yield from (attempts, connections, ready, reply)
+    yield from (attempts, connections, ready, reply, limited)
 
 
 def _keys(sources: list[Source]) -> Iterator[Metric]:
@@ -131,21 +137,22 @@ def _keys(sources: list[Source]) -> Iterator[Metric]:
     for source in sources:
         sums: dict[tuple[str, str], list[float]] = {}
         for told in source.told:
-            for name, provider, accepted, refused, held, most, until in told.counters.get("keys") or []:
-                mine = sums.setdefault((name, provider), [0.0] * 5)
-                mine[0] += accepted
-                mine[1] += refused
+            for name, provider, accepted, refused, held, most, until, *kinds in told.counters.get("keys") or []:
+                rejected, lost = kinds or (0, 0)  # a sender of before they were told apart
+                mine = sums.setdefault((name, provider), [0.0] * 7)
+                for place, count in enumerate((accepted, rejected, refused - rejected - lost, lost)):
+                    mine[place] += count
                 if told.is_alive:
-                    mine[2] += held
-                    mine[3] += most
-                    mine[4] = max(mine[4], float(until is not None))
+                    mine[4] += held
+                    mine[5] += most
+                    mine[6] = max(mine[6], float(until is not None))
         for (name, provider), values in list(sums.items())[: 4 * _MOST_PROVIDERS]:
             where = [source.campaign, name, provider]
-            answers.add_metric([*where, "accepted"], values[0])
-            answers.add_metric([*where, "refused"], values[1])
-            slots.add_metric(where, values[2])
-            allowed.add_metric(where, values[3])
-            suspended.add_metric(where, values[4])
+            for answer, count in zip(_ANSWERS, values[:4], strict=True):
+                answers.add_metric([*where, answer], count)
+            slots.add_metric(where, values[4])
+            allowed.add_metric(where, values[5])
+            suspended.add_metric(where, values[6])
     yield from (answers, slots, allowed, suspended)
 
 
@@ -153,6 +160,7 @@ def _machines(sources: list[Source]) -> Iterator[Metric]:
     alive = GaugeMetricFamily("rowpost_senders", "Senders whose lease stands.", labels=["campaign"])
     silent = GaugeMetricFamily("rowpost_senders_silent", "Senders that fell silent unended.", labels=["campaign"])
     heard = GaugeMetricFamily("rowpost_lease_age_seconds", "Since the sender was heard.", labels=["campaign", "sender"])
+    lease = GaugeMetricFamily("rowpost_lease_length_seconds", "How long its lease is.", labels=["campaign", "sender"])
     workers = GaugeMetricFamily("rowpost_worker_processes", "Worker processes.", labels=["campaign", "sender"])
     for source in sources:
         living = [told for told in source.told if told.is_alive]
@@ -161,20 +169,25 @@ def _machines(sources: list[Source]) -> Iterator[Metric]:
         silent.add_metric([source.campaign], len(lost) if not living else 0)
         for told in living:
             heard.add_metric([source.campaign, told.sender], max(0.0, told.heard_s))
+            lease.add_metric([source.campaign, told.sender], told.lease_s)
             workers.add_metric([source.campaign, told.sender], _number(told, "processes"))
-    yield from (alive, silent, heard, workers)
+    yield from (alive, silent, heard, lease, workers)
 
 
 def _latencies(sources: list[Source]) -> Iterator[Metric]:
-    log = HistogramMetricFamily("rowpost_log_commit_seconds", "Time to make intents durable.", labels=["campaign"])
-    for source in sources:
-        sums = [0.0] * (len(COMMIT_BUCKETS_S) + 2)
-        for told in source.told:
-            for place, value in enumerate(told.counters.get("log_commits") or []):
-                sums[place] += value
-        *buckets, total = sums
-        log.add_metric([source.campaign], _cumulative(COMMIT_BUCKETS_S, buckets), total)
-    yield log
+    for name, told_as, bounds, words in (
+        ("rowpost_log_commit_seconds", "log_commits", COMMIT_BUCKETS_S, "Time to make intents durable."),
+        ("rowpost_window_seconds", "window_times", WINDOW_BUCKETS_S, "Time until the store had moved the windows."),
+    ):
+        family = HistogramMetricFamily(name, words, labels=["campaign"])
+        for source in sources:
+            sums = [0.0] * (len(bounds) + 2)
+            for told in source.told:
+                for place, value in enumerate(told.counters.get(told_as) or []):
+                    sums[place] += value
+            *buckets, total = sums
+            family.add_metric([source.campaign], _cumulative(bounds, buckets), total)
+        yield family
 
 
 def _bounded(name: str, known: dict[str, Counter[str]]) -> str:

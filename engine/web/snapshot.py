@@ -16,6 +16,7 @@ from engine.control.store import Incarnation, Life
 from engine.web.reading import Reading
 
 KINDS = ("accepted", "bounced", "invalid", "suppressed", "expired", "in_doubt")
+LIMITS = ("suspended", "throttle", "budget", "slowed", "nothing")
 _MOST_EVENTS = 50
 _MOST_REPLIES = 20
 
@@ -302,11 +303,9 @@ def _state(reading: Reading | None, living: list[Incarnation], left: int) -> str
     return "stopped" if reading.incarnations else "planned"
 
 
-def _kind(limit: str) -> str:
-    for kind in ("suspended", "throttle", "budget", "slowed"):
-        if limit.startswith(kind):
-            return kind
-    return "nothing"
+def limit_kind(limit: str) -> str:
+    """Of `LIMITS`, what a sender's words about a provider say."""
+    return next((kind for kind in LIMITS if limit.startswith(kind)), "nothing")
 
 
 def _provider(
@@ -319,7 +318,7 @@ def _provider(
         finish_s = left / rates.per_second
         if counts.suspended_until_us is not None:
             finish_s += max(0.0, (counts.suspended_until_us - now_us) / 1e6)
-    kind = _kind(counts.limit)
+    kind = limit_kind(counts.limit)
     limit = counts.limit
     if kind == "budget" and counts.connections < counts.allowed and not counts.waiting:
         kind, limit = "nothing", ""  # it could have more connections and has no rows for them
