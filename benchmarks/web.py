@@ -126,7 +126,7 @@ def main() -> None:
         updates = []
         for _ in range(20):
             began = time.perf_counter()
-            _, raw = watched.look(fresh=True)
+            watched.look(fresh=True)
             updates.append(time.perf_counter() - began)
         print(f"an update (read, sum, encode {len(raw):,} bytes): {milliseconds(updates)}")
         views(shelf, Keyring(Path(name) / "token"))

@@ -205,16 +205,16 @@ class Api:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def campaigns(self, request: Request) -> Campaigns:
-        return Campaigns([_line(one, one.look()[0]) for one in self._shelf.all()])
+        return Campaigns([_line(one, one.glance()) for one in self._shelf.all()])
 
     def campaign(self, request: Request) -> Snapshot:
-        return self.watched(request).look()[0]
+        return self.watched(request).look()
 
     def machines(self, request: Request) -> Machines:
-        return Machines(self.watched(request).look()[0].machines)
+        return Machines(self.watched(request).look().machines)
 
     def events(self, request: Request) -> Events:
-        return Events(self.watched(request).look()[0].events)
+        return Events(self.watched(request).look().events)
 
     def actions(self, request: Request) -> Actions:
         return Actions(recorded(self.watched(request).campaign))
@@ -250,14 +250,14 @@ class Api:
         if watched is None:
             raise Refused(409, "the campaign's folder is gone")
         self.acts(request, watched).record("create", on=watched.id)
-        return _line(watched, watched.look(fresh=True)[0])
+        return _line(watched, watched.look(fresh=True))
 
     def start(self, request: Request, body: Start) -> Started:
         watched = self.watched(request)
         plan = watched.campaign.plan()
         if body.partition >= len(plan.partitions):
             raise Refused(422, f"the plan has {len(plan.partitions)} partitions, numbered from 0")
-        snapshot, _ = watched.look(fresh=True)
+        snapshot = watched.look(fresh=True)
         if snapshot.state in ("finished", "cancelled"):
             raise Refused(409, f"the campaign is {snapshot.state}")
         living = [one.partition for one in snapshot.machines if one.state == "sending"]
@@ -281,7 +281,7 @@ class Api:
 
     def slow(self, request: Request, body: Slow) -> Done:
         provider = request.path_params["provider"]
-        known = {one.name for one in self.watched(request).look(fresh=True)[0].providers}
+        known = {one.name for one in self.watched(request).look(fresh=True).providers}
         if provider not in known:
             raise Refused(404, "nothing was sent to that provider yet")
         return self._act(request, lambda acts: acts.slow(provider, body.connections, body.per_second, body.for_s))

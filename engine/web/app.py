@@ -165,7 +165,7 @@ def _state_folder(shelf: Shelf) -> Path:
 def _expose(shelf: Shelf, clock: Clock, accept: str) -> tuple[bytes, str]:
     sources = []
     for watched in shelf.all():
-        snapshot, _ = watched.look()
+        snapshot = watched.glance()
         if watched.reading is not None:
             sources.append(metrics.of_reading(snapshot, watched.reading, clock.wall_us()))
     return metrics.expose(sources, accept)

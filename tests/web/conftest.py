@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
+import engine.web.reading as reading_module
 import engine.web.shelf as shelf_module
 from engine.campaign import Campaign
 from engine.cli import main
@@ -158,6 +159,8 @@ def client_of(root: Path, **options: Any) -> Iterator[Client]:
 def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that tells something sees it at once; the one about reading seldom sets its own."""
     monkeypatch.setattr(shelf_module, "FRESH_S", 0.0)
+    monkeypatch.setattr(shelf_module, "KEPT_S", 0.0)
+    monkeypatch.setattr(reading_module, "TALLY_S", 0.0)
 
 
 @pytest.fixture

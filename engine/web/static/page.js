@@ -312,4 +312,13 @@ charts();
 setInterval(charts, 5000);
 const source = new EventSource(API + "/stream");
 source.addEventListener("snapshot", (event) => { $("offline").hidden = true; show(JSON.parse(event.data)); });
+// What changed since the snapshot that we have. One that we missed comes whole.
+source.addEventListener("changes", (event) => {
+  const change = JSON.parse(event.data);
+  if (change.since_us !== now.at_us) return;
+  const known = new Map(now.providers.map((p) => [p.name, p]));
+  for (const p of change.providers || []) known.set(p.name, p);
+  const order = change.order || now.providers.map((p) => p.name);
+  show({ ...now, ...change.values, providers: order.map((name) => known.get(name)) });
+});
 source.addEventListener("error", () => { $("offline").hidden = false; });
