@@ -24,13 +24,14 @@ from engine.results.report import NoReport, read_summary
 from engine.web import batches
 from engine.web.actions import Action, Acts, recorded
 from engine.web.auth import Person
-from engine.web.creating import NewCampaign, create, start
+from engine.web.creating import NewCampaign, create
 from engine.web.events import MOST_VIEWERS, Round
 from engine.web.guard import client_of
 from engine.web.idempotency import MAX_KEY, Memory
 from engine.web.problems import Refused, of_engine_error, problem_response
 from engine.web.shelf import Shelf, Watched
 from engine.web.snapshot import MachineView, Snapshot
+from engine.web.starting import start
 from formats.address import AddressError, canonical, parse_mailbox
 from formats.suppression import Entry, Reason
 
@@ -257,10 +258,14 @@ class Api:
         plan = watched.campaign.plan()
         if body.partition >= len(plan.partitions):
             raise Refused(422, f"the plan has {len(plan.partitions)} partitions, numbered from 0")
-        snapshot = watched.look(fresh=True)
-        if snapshot.state in ("finished", "cancelled"):
-            raise Refused(409, f"the campaign is {snapshot.state}")
-        living = [one.partition for one in snapshot.machines if one.state == "sending"]
+        state = watched.look(fresh=True).state
+        if state in ("finished", "cancelled"):
+            raise Refused(409, f"the campaign is {state}")
+
+        def living() -> set[tuple[int | None, int]]:
+            machines = watched.look(fresh=True).machines
+            return {(one.partition, one.pid) for one in machines if one.state == "sending"}
+
         acts = self.acts(request, watched)
         action = acts.record("start", on=f"partition {body.partition}")
         try:

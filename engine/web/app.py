@@ -24,7 +24,6 @@ from engine.errors import EngineError
 from engine.web import metrics
 from engine.web.api import OPERATIONS, Api
 from engine.web.auth import Keyring
-from engine.web.creating import reap
 from engine.web.events import Round
 from engine.web.guard import Guard
 from engine.web.hook import Hook
@@ -34,6 +33,7 @@ from engine.web.pages import Pages
 from engine.web.problems import Refused, of_engine_error, problem_response
 from engine.web.shelf import Shelf, Watched
 from engine.web.snapshot import Snapshot
+from engine.web.starting import reap
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
