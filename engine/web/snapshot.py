@@ -286,7 +286,7 @@ def _provider(
         limit_kind=kind,
         suspended_until_us=counts.suspended_until_us,
         slowed=slowed,
-        finish_s=finish_s,
+        finish_s=None if finish_s is None else round(finish_s, 1),
         planned_per_second=expected.per_second.get(name),
     )
 

@@ -317,8 +317,8 @@ source.addEventListener("changes", (event) => {
   const change = JSON.parse(event.data);
   if (change.since_us !== now.at_us) return;
   const known = new Map(now.providers.map((p) => [p.name, p]));
-  for (const p of change.providers || []) known.set(p.name, p);
+  for (const [name, p] of Object.entries(change.providers || {})) known.set(name, { ...known.get(name), ...p });
   const order = change.order || now.providers.map((p) => p.name);
-  show({ ...now, ...change.values, providers: order.map((name) => known.get(name)) });
+  show({ ...now, ...change.values, at_us: change.at_us, providers: order.map((name) => known.get(name)) });
 });
 source.addEventListener("error", () => { $("offline").hidden = false; });
