@@ -93,6 +93,7 @@ function show(s) {
     + (Object.entries(s.batches).map(([state, n]) => count(n) + " " + state).join(", ") || "none"));
   set($("reason"), s.reason);
   $("reason").hidden = !s.reason;
+  $("reason").className = s.per_second > 0 ? "none" : "error";  // one provider's trouble while all others go on
   $("report").hidden = !s.has_report;
   $("final").hidden = !s.has_report && s.state !== "finished";
   if (!$("final").hidden) final(s);
