@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
+from starlette.routing import BaseRoute
 
 import engine.web.reading as reading_module
 import engine.web.shelf as shelf_module
@@ -143,11 +144,11 @@ class Client(TestClient):
 
 
 @contextlib.contextmanager
-def client_of(root: Path, **options: Any) -> Iterator[Client]:
+def client_of(root: Path, *, extra: Sequence[BaseRoute] = (), **options: Any) -> Iterator[Client]:
     """A client of a server over this folder, with a token."""
     shelf = Shelf(root)
     keyring = Keyring(root / "web.token")
-    app = create_app(shelf, keyring, ServeOptions(hosts=frozenset({"testserver"}), **options))
+    app = create_app(shelf, keyring, ServeOptions(hosts=frozenset({"testserver"}), **options), extra=extra)
     with Client(app) as client:
         client.token = keyring.first
         client.headers["Authorization"] = f"Bearer {keyring.first}"
