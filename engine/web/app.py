@@ -29,6 +29,7 @@ from engine.web.guard import Guard
 from engine.web.hook import Hook
 from engine.web.idempotency import Memory
 from engine.web.openapi import BASE, document
+from engine.web.operation import Site
 from engine.web.pages import Pages
 from engine.web.problems import Refused, of_engine_error, problem_response
 from engine.web.shelf import Shelf, Watched
@@ -71,7 +72,8 @@ def create_app(
 
     round_ = Round(shelf, hear)
     memory = Memory((options.state_folder or _state_folder(shelf)) / "web.sqlite", clock)
-    api = Api(shelf, round_, memory, clock, options.lists or shelf.root, options.outbox)
+    site = Site(shelf=shelf, round=round_, clock=clock, lists=options.lists or shelf.root, outbox=options.outbox)
+    api = Api(site, memory)
     pages = Pages(shelf, keyring, clock, secure_cookie=options.secure_cookie)
     schema = msgspec.json.encode(document())
 
