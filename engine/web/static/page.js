@@ -160,7 +160,7 @@ function providers(s) {
     set(c[6], count(p.connections) + " of " + count(p.allowed));
     set(c[7], count(p.waiting));
     set(c[8], p.left === null ? "" : count(p.left));
-    set(c[9], p.left === 0 ? "through" : p.finish_s === null ? "" : "in " + span(p.finish_s) + ", " + finish(p.finish_s));
+    set(c[9], p.left === 0 ? "through" : p.finish_s === null || !["sending", "waiting"].includes(s.state) ? "" : "in " + span(p.finish_s) + ", " + finish(p.finish_s));
   });
   $("no-providers").hidden = s.providers.length > 0;
   fill($("of"), [{ name: "" }, ...s.providers], (p) => p.name, (p) => { const o = make("option", p.name || "all providers"); o.value = p.name; return o; }, () => {});
