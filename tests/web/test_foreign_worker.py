@@ -19,7 +19,7 @@ from tests.conftest import require
 from tests.control.postgres_server import PostgresServer, binaries
 from tests.web.conftest import Running, make_campaign, run
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 ROWS, GROUP = 300, 40
 
 

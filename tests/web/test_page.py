@@ -162,6 +162,7 @@ def test_a_server_that_dies_is_told_on_the_page_and_comes_back(browser: Any, cam
     sender.close()
 
 
+@pytest.mark.slow
 def test_a_report_is_shown_where_there_is_one_and_charts_are_of_any_provider(browser: Any, campaign: Campaign) -> None:
     said: list[str] = []
     sender = Sender(campaign)
@@ -186,6 +187,7 @@ def test_a_report_is_shown_where_there_is_one_and_charts_are_of_any_provider(bro
     sender.close()
 
 
+@pytest.mark.slow
 def test_a_page_that_is_sent_changes_shows_what_a_fresh_one_shows(browser: Any, campaign: Campaign) -> None:
     said: list[str] = []
     sender = Sender(campaign)
@@ -216,6 +218,7 @@ def test_a_page_that_is_sent_changes_shows_what_a_fresh_one_shows(browser: Any, 
     sender.close()
 
 
+@pytest.mark.slow
 def test_first_view_and_updates_are_quick_with_many_providers(browser: Any, campaign: Campaign) -> None:
     said: list[str] = []
     one = provider(accepted=1, connections=2, limit="budget: 2 connections")
