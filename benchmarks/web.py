@@ -3,19 +3,22 @@
     python benchmarks/web.py [--workers 40] [--providers 200] [--rows 100000000] [--seconds 5] [--viewers 10]
 
 A store with the plan's batches (10,000 rows each) and five machines whose counters name every provider; one writer
-renews leases as senders do while pages read. Prints milliseconds (median, worst) and the writer's renewal times with
-and without viewers.
+renews leases as senders do while pages read. Prints milliseconds (median, worst) of CPU time, which a busy machine does
+not change much, and of wall time, which it does; the writer's renewal times with and without viewers; and what the
+page's connection says to the store.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sqlite3
 import statistics
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,9 @@ from engine.control.sqlite import SqliteStore
 from engine.control.store import Incarnation
 from engine.web.app import ServeOptions, create_app
 from engine.web.auth import Keyring
-from engine.web.shelf import Shelf
+from engine.web.events import Feed
+from engine.web.reading import SqliteReader
+from engine.web.shelf import Shelf, Watched
 from engine.work.progress import Progress
 from formats.plan import Batch, Partition, Plan
 
@@ -76,7 +81,10 @@ def told(rows: int, providers: int, workers: int) -> dict[str, Any]:
 
 
 def milliseconds(times: list[float]) -> str:
-    return f"median {1000 * statistics.median(times):.1f} ms, worst {1000 * max(times):.1f} ms ({len(times)})"
+    times = sorted(times)
+    late = times[int(0.95 * len(times))]
+    middle = statistics.median(times)
+    return f"median {1000 * middle:.1f} ms, 95 % {1000 * late:.1f} ms, worst {1000 * times[-1]:.1f} ms ({len(times)})"
 
 
 def renewals(store: SqliteStore, ids: list[str], counters: dict[str, Any], seconds: float) -> list[float]:
@@ -123,12 +131,9 @@ def main() -> None:
         alone = renewals(store, ids, counters, given.seconds)
         shelf = Shelf(Path(name))
         watched = shelf.all()[0]
-        updates = []
-        for _ in range(20):
-            began = time.perf_counter()
-            _, raw = watched.look(fresh=True)
-            updates.append(time.perf_counter() - began)
-        print(f"an update (read, sum, encode {len(raw):,} bytes): {milliseconds(updates)}")
+        gc.collect()
+        gc.freeze()  # as `engine serve` does
+        update(watched, store, ids, counters, given.viewers)
         views(shelf, Keyring(Path(name) / "token"))
         # The page is a process of its own, as `engine serve` is.
         spawn = multiprocessing.get_context("spawn")
@@ -141,9 +146,34 @@ def main() -> None:
         viewing.join()
         print(f"a sender's renewal alone:      {milliseconds(alone)}")
         print(f"a sender's renewal, looked at: {milliseconds(watching)}")
-        print(f"statements of the page that write or lock: {writes(folder, watched)}")
+        print(f"commits of the page: {writes(folder, watched)}; its statements in ten looks: {statements(folder)}")
         store.close()
         shelf.close()
+
+
+def update(watched: Watched, store: SqliteStore, ids: list[str], counters: dict[str, Any], viewers: int) -> None:
+    """Reading, summing, comparing, encoding and handing to each page, while every sender tells news in between."""
+    feed = Feed()
+    feed.viewers = viewers
+    cpu, wall, sent = [], [], 0
+    for turn in range(100):
+        for place, one in enumerate(ids):
+            providers = dict(counters["providers"])
+            # A third of the providers have news in each second, as some are slow.
+            for number, name in enumerate(providers):
+                if (number + turn + place) % 3 == 0:
+                    providers[name] = {**providers[name], "accepted": 1000 + turn, "connections": turn % 5}
+            store.renew(one, time.time_ns() // 1000, {**counters, "providers": providers})
+        began, began_cpu, number = time.perf_counter(), time.process_time(), feed.number
+        feed.put(watched.look(fresh=True))
+        pages = [feed.since(number) for _ in range(viewers)]
+        cpu.append(time.process_time() - began_cpu)
+        wall.append(time.perf_counter() - began)
+        sent = len(pages[0])
+    whole = len(feed.since(0))
+    print(f"an update for {viewers} pages, CPU:  {milliseconds(cpu)}")
+    print(f"an update for {viewers} pages, wall: {milliseconds(wall)}")
+    print(f"a page is sent {sent:,} bytes; whole it would be {whole:,}")
 
 
 def look(root: Path, viewers: int, seconds: float, reads: Any) -> None:
@@ -175,16 +205,31 @@ def views(shelf: Shelf, keyring: Keyring) -> None:
     with TestClient(create_app(shelf, keyring, ServeOptions(hosts=frozenset({"*"})))) as client:
         client.headers["Authorization"] = f"Bearer {keyring.first}"
         for path in ("/c/large", "/api/v1/campaigns/large", "/metrics"):
-            times = []
-            for _ in range(10):
-                began = time.perf_counter()
+            times, cpu = [], []
+            for _ in range(30):
+                began, began_cpu = time.perf_counter(), time.process_time()
                 answer = client.get(path)
                 times.append(time.perf_counter() - began)
+                cpu.append(time.process_time() - began_cpu)  # the client's own share too
                 assert answer.status_code == 200
-            print(f"GET {path} ({len(answer.content):,} bytes): {milliseconds(times)}")
+            print(f"GET {path} ({len(answer.content):,} bytes), CPU:  {milliseconds(cpu)}")
+            print(f"GET {path} ({len(answer.content):,} bytes), wall: {milliseconds(times)}")
 
 
-def writes(folder: Path, watched: Any) -> int:
+def statements(folder: Path) -> dict[str, int]:
+    """What the page's connection says, by the first word."""
+    reader = SqliteReader(folder / "control.sqlite")
+    reader.read(0.0)
+    said: Counter[str] = Counter()
+    assert reader._db is not None
+    reader._db.set_trace_callback(lambda text: said.update([text.split()[0].upper()]))
+    for number in range(10):
+        reader.read(float(number))
+    reader.close()
+    return dict(said)
+
+
+def writes(folder: Path, watched: Watched) -> int:
     """Commits that another connection sees while the page reads ten times."""
     other = sqlite3.connect(folder / "control.sqlite")
     (before,) = other.execute("PRAGMA data_version").fetchone()

@@ -8,7 +8,7 @@ import pytest
 
 MUST_RUN = os.environ.get("ROWPOST_REQUIRE_PEERS") == "1"
 # The markers whose tests need something that is not installed with `pip install -e '.[test]'`.
-PEER_MARKERS = frozenset({"postfix", "postgres", "dovecot", "browser"})
+PEER_MARKERS = frozenset({"postfix", "postgres", "dovecot", "browser", "prometheus"})
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +113,9 @@ def serve(
         scheme = "https" if tls_certificate is not None else "http"
         where = f"{scheme}://{'[::1]' if ':' in host else host}:{socket_.getsockname()[1]}"
         click.echo(f"{where}/", err=False)
-        click.echo(f"token: {tokens} (mode 0600); sign in at {where}/login, or by this link:", err=True)
-        click.echo(f"  {where}/login#token={keyring.first}", err=True)
+        click.echo(f"token: {tokens} (mode 0600); sign in at {where}/login", err=True)
+        if sys.stderr.isatty():  # a person's terminal: what a service says is kept in logs, where no token belongs
+            click.echo(f"or by this link: {where}/login#token={keyring.first}", err=True)
         app = create_app(shelf, keyring, options, extra=extra)
         server = Ending(
             uvicorn.Config(
@@ -132,4 +135,7 @@ def serve(
             ),
             app.state.round.end_streams,
         )
+        # What is imported stays: the collector need not walk it again, which is half of the longest pauses.
+        gc.collect()
+        gc.freeze()
         server.run(sockets=[socket_])

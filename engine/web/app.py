@@ -24,16 +24,17 @@ from engine.errors import EngineError
 from engine.web import metrics
 from engine.web.api import OPERATIONS, Api
 from engine.web.auth import Keyring
-from engine.web.creating import reap
 from engine.web.events import Round
 from engine.web.guard import Guard
 from engine.web.hook import Hook
 from engine.web.idempotency import Memory
 from engine.web.openapi import BASE, document
+from engine.web.operation import Site
 from engine.web.pages import Pages
 from engine.web.problems import Refused, of_engine_error, problem_response
 from engine.web.shelf import Shelf, Watched
 from engine.web.snapshot import Snapshot
+from engine.web.starting import reap
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -71,7 +72,8 @@ def create_app(
 
     round_ = Round(shelf, hear)
     memory = Memory((options.state_folder or _state_folder(shelf)) / "web.sqlite", clock)
-    api = Api(shelf, round_, memory, clock, options.lists or shelf.root, options.outbox)
+    site = Site(shelf=shelf, round=round_, clock=clock, lists=options.lists or shelf.root, outbox=options.outbox)
+    api = Api(site, memory)
     pages = Pages(shelf, keyring, clock, secure_cookie=options.secure_cookie)
     schema = msgspec.json.encode(document())
 
@@ -165,9 +167,9 @@ def _state_folder(shelf: Shelf) -> Path:
 def _expose(shelf: Shelf, clock: Clock, accept: str) -> tuple[bytes, str]:
     sources = []
     for watched in shelf.all():
-        watched.look()
+        snapshot = watched.glance()
         if watched.reading is not None:
-            sources.append(metrics.of_reading(watched.key, watched.reading, clock.wall_us()))
+            sources.append(metrics.of_reading(snapshot, watched.reading, clock.wall_us()))
     return metrics.expose(sources, accept)
 
 

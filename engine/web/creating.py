@@ -1,31 +1,27 @@
-"""Starting campaigns by the API: a folder beside the others, `engine plan`, `engine send` in processes of their own.
+"""Making campaigns by the API: a folder beside the others, and `engine plan` over it.
 
-The commands are the same that people type, run as processes in a session of their own: a web server that dies takes no
-campaign with it. Lists are named by paths under the folder that `engine serve --lists` names, and nothing outside it.
+Lists are named by paths under the folder that `engine serve --lists` names, and nothing outside it.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
-import sys
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from engine.campaign import Campaign, make_private_folder, write_whole
 from engine.compose.keys import write_new_keys
 from engine.config import SETTINGS_FILE
-from engine.errors import EngineError, Exit
+from engine.web.command import CommandFailed, engine_command, environment, said
 from engine.web.problems import Refused
 from engine.web.shelf import Shelf
 
 _PLAN_PATIENCE_S = 600.0
-_START_PATIENCE_S = 1.0
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Names the folder too.")]
@@ -48,17 +44,12 @@ class NewCampaign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     text: Annotated[str, msgspec.Meta(max_length=1_000_000, description="Template of the text part.")] | None = None
     html: Annotated[str, msgspec.Meta(max_length=1_000_000, description="Template of the HTML part.")] | None = None
     relay: Annotated[str, msgspec.Meta(max_length=500, pattern=r"^(smtp|smtps)://[^\s@\x00-\x1f\x7f]+$")] | None = None
+    tls: Literal["required", "verified", "opportunistic", "off"] | None = None  # to the relay; by default required
+    messages_per_second: Annotated[float, msgspec.Meta(ge=0.01, le=1_000_000)] | None = None
     unsubscribe_url: Annotated[str, msgspec.Meta(max_length=500, pattern=r"^https://[^\s\x00-\x1f\x7f]+$")] | None = (
         None
     )
     partitions: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
-
-
-class CommandFailed(EngineError):
-    """{command} refused: {said}."""
-
-    exit_code = Exit.USAGE
-    hint = "Correct what it names and ask again."
 
 
 def create(shelf: Shelf, lists: Path, wanted: NewCampaign) -> str:
@@ -78,54 +69,20 @@ def create(shelf: Shelf, lists: Path, wanted: NewCampaign) -> str:
         _write(campaign, wanted)
         words = ["plan", str(source), "--campaign", str(folder), "--partitions", str(wanted.partitions)]
         done = subprocess.run(
-            _engine(words), env=_environment(), capture_output=True, text=True, timeout=_PLAN_PATIENCE_S, check=False
+            engine_command(words),
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=_PLAN_PATIENCE_S,
+            check=False,
         )
         if done.returncode:
-            raise CommandFailed(command="engine plan", said=_said(done.stderr).replace(str(folder), wanted.id))
+            raise CommandFailed(command="engine plan", said=said(done.stderr).replace(str(folder), wanted.id))
     except BaseException:
         _remove(folder)
         raise
     found = next((one for one in shelf.all(fresh=True) if one.campaign.folder == folder), None)
     return found.key if found is not None else wanted.id
-
-
-def start(campaign: Campaign, partition: int, processes: int | None, living: list[int | None]) -> int:
-    """Begin `engine send` of one partition, apart from this process; its pid. Raises Refused, CommandFailed."""
-    if partition in living:
-        raise Refused(409, f"partition {partition} is being sent already")
-    make_private_folder(campaign.run)
-    words = ["send", "--campaign", str(campaign.folder), "--partition", str(partition), "--yes", "--log-format", "json"]
-    if processes is not None:
-        words += ["--processes", str(processes)]
-    said = campaign.run / f"send-{partition}.said"
-    with os.fdopen(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb") as out:
-        began = out.tell()
-        process = subprocess.Popen(
-            _engine(words),
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            start_new_session=True,
-        )
-    _CHILDREN.append(process)
-    # What it refuses at once is an answer to this request; later words are in the file and the counters.
-    deadline = time.monotonic() + _START_PATIENCE_S
-    while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    if process.returncode:
-        with said.open(encoding="utf-8", errors="replace") as file:
-            file.seek(began)
-            raise CommandFailed(command="engine send", said=_said(file.read()).replace(str(campaign.folder), ""))
-    return process.pid
-
-
-_CHILDREN: list[subprocess.Popen[bytes]] = []
-
-
-def reap() -> None:
-    """Collect senders that ended, so that none stays a zombie while we live."""
-    _CHILDREN[:] = [process for process in _CHILDREN if process.poll() is None]
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -154,8 +111,16 @@ def _write(campaign: Campaign, wanted: NewCampaign) -> None:
             write_whole(campaign.folder / name, body.encode())
             message[kind] = name
     message["unsubscribe_url"] = wanted.unsubscribe_url
-    delivery: dict[str, str | None] = {"relay": wanted.relay or "sink://"}
-    tables: dict[str, dict[str, str | None]] = {"campaign": {"id": wanted.id}, "message": message, "delivery": delivery}
+    delivery: dict[str, str | float | None] = {
+        "relay": wanted.relay or "sink://",
+        "tls": wanted.tls,
+        "messages_per_second": wanted.messages_per_second,
+    }
+    tables: dict[str, Mapping[str, str | float | None]] = {
+        "campaign": {"id": wanted.id},
+        "message": message,
+        "delivery": delivery,
+    }
     lines: list[str] = []
     for table, values in tables.items():
         lines.append(f"[{table}]")
@@ -166,28 +131,11 @@ def _write(campaign: Campaign, wanted: NewCampaign) -> None:
     write_whole(campaign.folder / SETTINGS_FILE, "\n".join(lines).encode())
 
 
-def _toml(text: str) -> str:
-    """A basic string. JSON's escapes are TOML's; control characters were refused before."""
-    if _CONTROL.search(text):
+def _toml(value: str | float) -> str:
+    """A number or a basic string. JSON's escapes are TOML's; control characters were refused before."""
+    if isinstance(value, str) and _CONTROL.search(value):
         raise Refused(422, "control characters are not allowed there")
-    return msgspec.json.encode(text).decode()
-
-
-def _engine(words: list[str]) -> list[str]:
-    return [sys.executable, "-m", "engine", *words]
-
-
-def _environment() -> dict[str, str]:
-    """The package is found also where it is not installed."""
-    root = str(Path(__file__).parents[2])
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
-
-
-def _said(text: str) -> str:
-    """The error of a command's stderr, on one line."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["it said nothing"])[-1][:500]
+    return msgspec.json.encode(value).decode()
 
 
 def _remove(folder: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from prometheus_client import start_http_server
 
 from engine.errors import EngineError, Exit
-from engine.web.metrics import Source, Told, registry
+from engine.web.metrics import Source, Start, registry
+from engine.web.told import read_told
 
 
 class NoMetricsThere(EngineError):
@@ -33,7 +34,7 @@ def serve_metrics(
         raise NoMetricsThere(listen=listen, problem="that is not HOST:PORT")
 
     def sources() -> list[Source]:
-        return [Source(campaign, [Told(sender, True, 0.0, lease_s, counters())])]
+        return [Source(campaign, [Start(sender, True, False, 0.0, lease_s, read_told(counters()))])]
 
     try:
         server, thread = start_http_server(int(port), host.strip("[]"), registry(sources))

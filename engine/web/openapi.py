@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 
 from engine import __version__
-from engine.web.api import OPERATIONS, Operation
+from engine.web.api import OPERATIONS
 from engine.web.idempotency import MAX_KEY
+from engine.web.operation import Operation
 from engine.web.problems import Problem
 
 BASE = "/api/v1"

@@ -9,6 +9,7 @@ from importlib.resources import files
 from urllib.parse import parse_qs
 
 import jinja2
+import msgspec
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -61,7 +62,7 @@ class Pages:
     def _lines(self) -> list[dict[str, object]]:
         lines = []
         for one in self._shelf.all():
-            s = one.look()[0]
+            s = one.glance()
             shown = {name: getattr(s, name) for name in ("id", "state", "rows", "accepted", "left", "per_second")}
             lines.append({**shown, "key": one.key, "problem": one.problem, "has_report": s.has_report})
         return lines
@@ -75,7 +76,8 @@ class Pages:
     async def campaign(self, request: Request) -> Response:
         """One campaign's page, with its numbers in it."""
         watched = await run_in_threadpool(self._watched, request)
-        snapshot, raw = await run_in_threadpool(watched.look)
+        snapshot = await run_in_threadpool(watched.look)
+        raw = msgspec.json.encode(snapshot)
         # Inside a script element only `</script` and `<!--` could end it: no `<` is left.
         state = Markup(raw.decode().replace("<", "\\u003c"))
         return self._page("campaign", snapshot=snapshot, state=state, js=self._js, who=request.state.person.name)

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
 from engine.campaign import Campaign
 from engine.capacity import OurRate, capacity
 from engine.clock import Clock, SystemClock
@@ -22,12 +20,13 @@ from engine.pace.budgets import load_budgets
 from engine.route.provider import load_providers
 from engine.web.history import History
 from engine.web.reading import OpenReader, Reader, Reading, open_reader
-from engine.web.snapshot import Expected, Snapshot, sums, take_snapshot
+from engine.web.snapshot import Expected, Snapshot, take_snapshot
+from engine.web.told import ProviderCounts, sums
 
 FRESH_S = 0.9  # senders tell once a second
+KEPT_S = 15.0  # for lists of campaigns: the round reads the busy ones once a second, the others every ten
 _SCAN_S = 2.0
 _MOST = 1_000  # campaigns on one shelf
-_ENCODE = msgspec.json.Encoder(order="deterministic")
 
 
 class Watched:
@@ -43,7 +42,7 @@ class Watched:
         self._expected: tuple[int, Expected] = (-1, Expected())
         self._id: tuple[int, str] = (-1, folder.name)
         self._read_at = -1e9
-        self._last: tuple[Snapshot, bytes] | None = None
+        self._last: Snapshot | None = None
         self.reading: Reading | None = None  # the last one
         self.problem = ""
         self.reads = 0  # how often the store was read: shown by tests, and by /metrics
@@ -60,41 +59,57 @@ class Watched:
             pass
         return self._id[1]
 
-    def look(self, *, fresh: bool = False) -> tuple[Snapshot, bytes]:
-        """The campaign now, and its JSON; at most a second old, or read now. A store that is away shows the last."""
-        with self._lock:
+    def look(self, *, fresh: bool = False) -> Snapshot:
+        """The campaign now; at most a second old, or read now. A store that is away shows the last.
+
+        While another thread reads, the last is shown as well: a store that hangs holds up one thread, not all.
+        """
+        if not self._lock.acquire(blocking=False):
+            last = self._last
+            if last is not None and not fresh:
+                return last
+            self._lock.acquire()
+        try:
             now = self._clock.monotonic()
             if self._last is None or fresh or now - self._read_at >= FRESH_S:
                 self._read_at = now
                 try:
-                    snapshot = self._take(now)
+                    self._last = self._take(now)
                     self.problem = ""
                 except (EngineError, OSError) as problem:
                     self.problem = str(problem)
-                    snapshot = self._last[0] if self._last is not None else self._without(now)
-                self._last = (snapshot, _ENCODE.encode(snapshot))
+                    if self._last is None:
+                        self._last = self._show(None, {}, self._clock.wall_us())
             return self._last
+        finally:
+            self._lock.release()
+
+    def glance(self) -> Snapshot:
+        """The campaign as the round saw it last, for lists of many; read now where it did not look yet."""
+        last = self._last
+        if last is None or self._clock.monotonic() - self._read_at >= KEPT_S:
+            return self.look()
+        return last
 
     def _take(self, now: float) -> Snapshot:
         if self._reader is None:
             self._reader = self._open(self.campaign)
-        reading = self._reader.read() if self._reader is not None else None
+        reading = self._reader.read(now) if self._reader is not None else None
         self.reads += 1
         self.reading = reading
         now_us = self._clock.wall_us()
+        by_provider = sums(reading.incarnations, now_us) if reading is not None else {}
         if reading is not None:
-            self.history.add(now, sums(reading.incarnations, now_us))
-        return self._show(reading, now_us)
+            self.history.add(now, by_provider)
+        return self._show(reading, by_provider, now_us)
 
-    def _without(self, now: float) -> Snapshot:
-        return self._show(None, self._clock.wall_us())
-
-    def _show(self, reading: Reading | None, now_us: int) -> Snapshot:
+    def _show(self, reading: Reading | None, by_provider: dict[str, ProviderCounts], now_us: int) -> Snapshot:
         return take_snapshot(
             self.key,
             self.id,
             reading,
             self.expected(),
+            by_provider,
             self.history.rates,
             now_us=now_us,
             has_report=(self.campaign.report / "summary.json").exists(),

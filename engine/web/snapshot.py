@@ -7,13 +7,14 @@ last second are told by nobody's counters; they are `uncounted` here and have th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from engine.control.store import Incarnation, Life
+from engine.control.store import Life
 from engine.web.reading import Reading
+from engine.web.told import Heard, ProviderCounts, limit_kind
 
 KINDS = ("accepted", "bounced", "invalid", "suppressed", "expired", "in_doubt")
 _MOST_EVENTS = 50
@@ -105,21 +106,6 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     capacity_planned_s: float | None
 
 
-class ProviderCounts(msgspec.Struct):
-    """Sums over incarnations."""
-
-    accepted: int = 0
-    rejected: int = 0
-    deferred: int = 0
-    lost: int = 0
-    in_doubt: int = 0
-    connections: int = 0
-    allowed: int = 0
-    waiting: int = 0
-    limit: str = ""
-    suspended_until_us: int | None = None
-
-
 class Rates(msgspec.Struct, frozen=True):
     """What the history says of one provider: accepted a second, and the share of "later" among its answers."""
 
@@ -135,51 +121,25 @@ class Expected(msgspec.Struct, frozen=True):
     duration_s: float | None = None
 
 
-def is_alive(incarnation: Incarnation, now_us: int) -> bool:
-    """Its lease stands: it was heard within its length."""
-    return incarnation.state is Life.ALIVE and now_us - incarnation.renewed_at_us < incarnation.lease_us
-
-
-def sums(incarnations: Iterable[Incarnation], now_us: int) -> dict[str, ProviderCounts]:
-    """Providers over all incarnations; what is so *now* only from living ones."""
-    found: dict[str, ProviderCounts] = {}
-    for incarnation in incarnations:
-        told = incarnation.counters.get("providers")
-        if not isinstance(told, dict):
-            continue
-        alive = is_alive(incarnation, now_us)
-        for name, counts in told.items():
-            mine = found.setdefault(name, ProviderCounts())
-            for field in ("accepted", "rejected", "deferred", "lost", "in_doubt"):
-                setattr(mine, field, getattr(mine, field) + counts.get(field, 0))
-            if alive:
-                mine.connections += counts.get("connections", 0)
-                mine.allowed += counts.get("allowed", 0)
-                mine.waiting += counts.get("waiting", 0)
-                mine.limit = counts.get("limit", "") or mine.limit
-                mine.suspended_until_us = counts.get("suspended_until_us") or mine.suspended_until_us
-    return found
-
-
 def take_snapshot(
     key: str,
     id_: str,
     reading: Reading | None,
     expected: Expected,
+    by_provider: Mapping[str, ProviderCounts],
     rates: Callable[[str], Rates],
     *,
     now_us: int,
     has_report: bool,
 ) -> Snapshot:
-    """The campaign now. `rates` tells a provider's rates by its name."""
+    """The campaign now. `by_provider` are the sums of the reading; `rates` tells a provider's rates by its name."""
     record = reading.campaign if reading else None
     incarnations = reading.incarnations if reading else []
-    living = [one for one in incarnations if is_alive(one, now_us)]
+    living = [one for one in incarnations if one.is_alive(now_us)]
     counts = _totals(incarnations)
     rows = record.rows if record else 0
     left = _left(reading, sum(counts[kind] for kind in KINDS), now_us) if reading and record else 0
     uncounted = max(0, rows - left - sum(counts[kind] for kind in KINDS))
-    by_provider = sums(incarnations, now_us)
     slowed = _slowed(reading)
     if len(by_provider) == 1 and not expected.rows:
         # One relay takes all there is.
@@ -191,7 +151,7 @@ def take_snapshot(
         for name, sums_ in by_provider.items()
     ]
     providers.sort(key=lambda one: (-(one.rows or 0), -one.accepted, one.name))
-    per_second = sum(_number(one, "per_second") for one in living)
+    per_second = sum(one.told.per_second for one in living)
     state = _state(reading, living, left)
     finish_s, finish_of = _finish(providers, left, per_second, state in ("sending", "waiting"))
     tallies: Counter[str] = Counter()
@@ -206,18 +166,16 @@ def take_snapshot(
         **{kind: int(counts[kind]) for kind in KINDS},
         uncounted=uncounted,
         deferrals=sum(one.deferred for one in by_provider.values()),
-        waiting=int(sum(_number(one, "waiting") for one in living)),
+        waiting=sum(one.told.waiting for one in living),
         left=left,
-        in_flight=int(sum(_number(one, "in_flight") for one in living)),
-        ready=int(sum(_number(one, "ready") for one in living)),
-        parked=int(sum(_number(one, "parked") for one in living)),
+        in_flight=sum(one.told.in_flight for one in living),
+        ready=sum(one.told.ready for one in living),
+        parked=sum(one.told.parked for one in living),
         per_second=round(per_second, 1),
         finish_s=finish_s,
         finish_of=finish_of,
-        next_due_us=min(
-            (due for one in living if isinstance(due := one.counters.get("next_due_us"), int)), default=None
-        ),
-        reason=next((str(reason) for one in living if (reason := one.counters.get("reason"))), ""),
+        next_due_us=min((due for one in living if (due := one.told.next_due_us) is not None), default=None),
+        reason=next((one.told.reason for one in living if one.told.reason), ""),
         batches=dict(tallies),
         providers=providers,
         machines=[_machine(one, now_us) for one in reversed(incarnations)][:200],
@@ -228,24 +186,19 @@ def take_snapshot(
     )
 
 
-def _number(incarnation: Incarnation, name: str) -> float:
-    value = incarnation.counters.get(name)
-    return value if isinstance(value, int | float) else 0
-
-
-def _totals(incarnations: list[Incarnation]) -> Counter[str]:
+def _totals(incarnations: list[Heard]) -> Counter[str]:
     """Rows by outcome. Doubt is told in whole by the latest of each partition: earlier doubt is in its number."""
     totals: Counter[str] = Counter()
-    latest: dict[int | None, Incarnation] = {}
+    latest: dict[int | None, Heard] = {}
     for one in incarnations:
-        if not one.counters:
+        if not one.has_told:
             continue
         latest[one.partition] = one
         for kind in KINDS:
             if kind != "in_doubt":
-                totals[kind] += int(_number(one, kind))
+                totals[kind] += getattr(one.told, kind)
     for one in latest.values():
-        totals["in_doubt"] += int(_number(one, "in_doubt"))
+        totals["in_doubt"] += one.told.in_doubt
     return totals
 
 
@@ -261,10 +214,9 @@ def _left(reading: Reading, counted: int, now_us: int) -> int:
     told: dict[int | None, int] = {}
     living: set[int | None] = set()
     for one in reading.incarnations:
-        left = one.counters.get("left")
-        if isinstance(left, int):
-            told[one.partition] = left
-            living = living | {one.partition} if is_alive(one, now_us) else living - {one.partition}
+        if one.told.left is not None:
+            told[one.partition] = one.told.left
+            living = living | {one.partition} if one.is_alive(now_us) else living - {one.partition}
     undone: Counter[int] = Counter()
     for tally in reading.batches:
         undone[tally.partition] += tally.rows if tally.state != "done" else 0
@@ -286,7 +238,7 @@ def _slowed(reading: Reading | None) -> dict[str, dict[str, str]]:
     return found
 
 
-def _state(reading: Reading | None, living: list[Incarnation], left: int) -> str:
+def _state(reading: Reading | None, living: list[Heard], left: int) -> str:
     if reading is None or reading.campaign is None:
         return "unplanned"
     if reading.campaign.state == "cancelled":
@@ -296,17 +248,10 @@ def _state(reading: Reading | None, living: list[Incarnation], left: int) -> str
     if reading.campaign.state == "paused":
         return "paused"
     if living:
-        busy = any(_number(one, "in_flight") or _number(one, "ready") for one in living)
-        waits = any(_number(one, "waiting") for one in living)
+        busy = any(one.told.in_flight or one.told.ready for one in living)
+        waits = any(one.told.waiting for one in living)
         return "waiting" if waits and not busy else "sending"
     return "stopped" if reading.incarnations else "planned"
-
-
-def _kind(limit: str) -> str:
-    for kind in ("suspended", "throttle", "budget", "slowed"):
-        if limit.startswith(kind):
-            return kind
-    return "nothing"
 
 
 def _provider(
@@ -319,7 +264,7 @@ def _provider(
         finish_s = left / rates.per_second
         if counts.suspended_until_us is not None:
             finish_s += max(0.0, (counts.suspended_until_us - now_us) / 1e6)
-    kind = _kind(counts.limit)
+    kind = limit_kind(counts.limit)
     limit = counts.limit
     if kind == "budget" and counts.connections < counts.allowed and not counts.waiting:
         kind, limit = "nothing", ""  # it could have more connections and has no rows for them
@@ -341,7 +286,7 @@ def _provider(
         limit_kind=kind,
         suspended_until_us=counts.suspended_until_us,
         slowed=slowed,
-        finish_s=finish_s,
+        finish_s=None if finish_s is None else round(finish_s, 1),
         planned_per_second=expected.per_second.get(name),
     )
 
@@ -357,10 +302,9 @@ def _finish(providers: list[ProviderView], left: int, per_second: float, is_send
     return (left / per_second, "") if per_second > 0 else (None, "")
 
 
-def _machine(one: Incarnation, now_us: int) -> MachineView:
-    providers = one.counters.get("providers")
-    connections = sum(p.get("connections", 0) for p in providers.values()) if isinstance(providers, dict) else 0
-    alive = is_alive(one, now_us)
+def _machine(one: Heard, now_us: int) -> MachineView:
+    connections = sum(provider.connections for provider in one.told.providers.values())
+    alive = one.is_alive(now_us)
     state = "sending" if alive else {Life.ALIVE: "silent"}.get(one.state, str(one.state))
     return MachineView(
         incarnation=one.id,
@@ -371,28 +315,26 @@ def _machine(one: Incarnation, now_us: int) -> MachineView:
         started_at_us=one.started_at_us,
         heard_s=round(max(0, now_us - one.renewed_at_us) / 1e6, 1),
         lease_s=one.lease_us / 1e6,
-        processes=int(_number(one, "processes")) if alive else 0,
+        processes=one.told.processes if alive else 0,
         connections=connections if alive else 0,
-        in_flight=int(_number(one, "in_flight")) if alive else 0,
-        per_second=_number(one, "per_second") if alive else 0.0,
-        reason=str(one.counters.get("reason") or ""),
+        in_flight=one.told.in_flight if alive else 0,
+        per_second=one.told.per_second if alive else 0.0,
+        reason=one.told.reason,
     )
 
 
-def _replies(incarnations: list[Incarnation]) -> list[ReplyView]:
+def _replies(incarnations: list[Heard]) -> list[ReplyView]:
     found: Counter[tuple[str, str]] = Counter()
     for one in incarnations:
-        told = one.counters.get("replies")
-        for provider, text, count in told if isinstance(told, list) else []:
+        for provider, text, count in one.told.replies:
             found[provider, text] += count
     return [ReplyView(provider, text, count) for (provider, text), count in found.most_common(_MOST_REPLIES)]
 
 
-def _events(incarnations: list[Incarnation]) -> list[dict[str, Any]]:
+def _events(incarnations: list[Heard]) -> list[dict[str, Any]]:
     """The latest first; `sender` says whose it is."""
     found: list[dict[str, Any]] = []
     for one in incarnations[-20:]:
-        told = one.counters.get("events")
-        found += [{**event, "sender": one.sender} for event in (told if isinstance(told, list) else [])]
+        found += [{**event, "sender": one.sender} for event in one.told.events]
     found.sort(key=lambda event: -int(event.get("at_us", 0)))
     return found[:_MOST_EVENTS]

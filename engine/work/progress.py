@@ -18,11 +18,14 @@ from engine.work.messages import Key, Pulse, Seen
 
 _SPAN_S = 10.0
 _ACCEPTED = Signal.ACCEPTED.value
+_UNREACHABLE = Signal.UNREACHABLE.value
 _EVENTS = 50
 _MOST_REPLIES = 500  # different texts remembered; more are counted as "other replies"
 _TOP_REPLIES = 30
 OTHER_REPLIES = "other replies"
 REPLY_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # the last is followed by +Inf
+WINDOW_BUCKETS_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0)  # of `window_times`; then +Inf
+_REJECTED = frozenset({Signal.BOUNCED.value, Signal.REFUSED.value})
 
 
 class ProviderProgress(msgspec.Struct):
@@ -52,6 +55,8 @@ class KeyProgress(msgspec.Struct):
     held: int = 0  # slots handed out
     allowed: int = 0
     suspended_until_us: int | None = None
+    rejected: int = 0  # of the refused: for good
+    lost: int = 0  # of the refused: no connection, or one that ended without a reply
 
 
 class Progress:
@@ -65,6 +70,7 @@ class Progress:
         self.providers: dict[str, ProviderProgress] = {}
         self.waiting = self.in_flight = self.parked = self.ready = self.processes = 0
         self.log_commits = [0.0] * (len(COMMIT_BUCKETS_S) + 2)
+        self.window_times = [0.0] * (len(WINDOW_BUCKETS_S) + 2)  # by time taken, then their seconds
         self.keys: dict[Key, KeyProgress] = {}
         self.events: deque[dict[str, object]] = deque(maxlen=_EVENTS)
         self.replies: Counter[tuple[str, str]] = Counter()  # (provider, text) of answers that were no 250
@@ -101,11 +107,18 @@ class Progress:
                 mine.accepted += one.count
             else:
                 mine.refused += one.count
+                mine.rejected += one.count if one.signal in _REJECTED else 0
+                mine.lost += one.count if one.signal == _UNREACHABLE else 0
             if one.text:
                 key = (one.key[1], one.text)
                 if key not in self.replies and len(self.replies) >= _MOST_REPLIES:
                     key = (one.key[1], OTHER_REPLIES)
                 self.replies[key] += one.count
+
+    def time_window(self, took_s: float) -> None:
+        """The shared store answered a step of the windows, so long after it was first said."""
+        self.window_times[bisect_left(WINDOW_BUCKETS_S, took_s)] += 1
+        self.window_times[-1] += took_s
 
     @property
     def accepted(self) -> int:
@@ -168,6 +181,7 @@ class Progress:
             "in_flight": self.in_flight,
             "processes": self.processes,
             "log_commits": [round(value, 6) for value in self.log_commits],
+            "window_times": [round(value, 6) for value in self.window_times] if any(self.window_times) else [],
             "keys": [[*key, *msgspec.structs.astuple(told)] for key, told in self.keys.items()],
             "events": list(self.events),
             "replies": [[*key, count] for key, count in self.replies.most_common(_TOP_REPLIES)],

@@ -87,6 +87,7 @@ class Shared:
         self._heard_us = 0
         self._heard_until = -1
         self.counters: Callable[[], dict[str, object]] = dict
+        self.timed: Callable[[float], None] = lambda took_s: None  # told how long each step of the windows took
         self._wanted = 0
         self._ready: deque[tuple[ClaimedBatch, BatchState]] = deque()
         self._rebuild: list[ClaimedBatch] = []  # ours, to be derived anew once the store knows all that we know
@@ -181,6 +182,7 @@ class Shared:
 
     async def _advance(self) -> None:
         loop, wait_s = asyncio.get_running_loop(), _FIRST_WAIT_S
+        said_at: float | None = None  # when the step that has no answer yet was said first
         while True:
             if not self.book.has_news:
                 self._wake.clear()
@@ -190,6 +192,7 @@ class Shared:
             if step is None:
                 await asyncio.sleep(ADVANCE_EVERY_S)
                 continue
+            said_at = started if said_at is None else said_at
             try:
                 answer = await loop.run_in_executor(self._threads[0], self._windows_store.advance, self._me.id, step)
             except StoreAway as problem:
@@ -202,6 +205,8 @@ class Shared:
                 await asyncio.sleep(1)
                 continue
             wait_s = _FIRST_WAIT_S
+            self.timed(self._clock.monotonic() - said_at)
+            said_at = None
             self._is_back()
             if not answer.is_alive:
                 self.lost_lease = True

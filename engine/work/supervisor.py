@@ -157,6 +157,7 @@ class Supervisor:
             self._shared.deliver = self._deliver
             self._shared.heard = self._hear_others
             self._shared.counters = self._count
+            self._shared.timed = self.progress.time_window
             self._shared.start()
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))

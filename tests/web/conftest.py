@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import uvicorn
+from starlette.routing import BaseRoute
 
+import engine.web.reading as reading_module
 import engine.web.shelf as shelf_module
 from engine.campaign import Campaign
 from engine.cli import main
@@ -142,11 +144,11 @@ class Client(TestClient):
 
 
 @contextlib.contextmanager
-def client_of(root: Path, **options: Any) -> Iterator[Client]:
+def client_of(root: Path, *, extra: Sequence[BaseRoute] = (), **options: Any) -> Iterator[Client]:
     """A client of a server over this folder, with a token."""
     shelf = Shelf(root)
     keyring = Keyring(root / "web.token")
-    app = create_app(shelf, keyring, ServeOptions(hosts=frozenset({"testserver"}), **options))
+    app = create_app(shelf, keyring, ServeOptions(hosts=frozenset({"testserver"}), **options), extra=extra)
     with Client(app) as client:
         client.token = keyring.first
         client.headers["Authorization"] = f"Bearer {keyring.first}"
@@ -158,6 +160,8 @@ def client_of(root: Path, **options: Any) -> Iterator[Client]:
 def _always_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test that tells something sees it at once; the one about reading seldom sets its own."""
     monkeypatch.setattr(shelf_module, "FRESH_S", 0.0)
+    monkeypatch.setattr(shelf_module, "KEPT_S", 0.0)
+    monkeypatch.setattr(reading_module, "TALLY_S", 0.0)
 
 
 @pytest.fixture

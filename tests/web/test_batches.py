@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import require
 from tests.control.postgres_server import PostgresServer, binaries
-from tests.web.conftest import Client, client_of, make_campaign, run
+from tests.web.conftest import Client, client_of, make_campaign, run, start
 
 pytestmark = pytest.mark.postgres
 _numbers = itertools.count()
@@ -137,3 +137,19 @@ def test_what_is_no_batch_or_too_much_is_refused(shared: Client) -> None:
     assert "paused" in progress(shared, 0, me, code=409, next={"window": 3, "rows": [0]})["detail"]
     claim(shared, code=409)
     shared.act("/batches/claim", {"campaign": "none", "sender": "x"}, code=404)
+
+
+@pytest.mark.slow
+def test_a_real_sender_tells_how_long_its_windows_took(shared: Client, tmp_path: Path) -> None:
+    """`engine send` over the shared store, to the sink that needs no relay: what `/metrics` says afterwards."""
+    sender = start(tmp_path / "site", "send", "--campaign", "shared", "--processes", "1", "--yes")
+    said = sender.communicate(timeout=120)
+    assert sender.returncode == 0, said
+    told = shared.ask("/campaigns/shared")
+    assert (told["accepted"], told["left"], told["state"]) == (300, 0, "finished")
+    lines = dict(line.rsplit(" ", 1) for line in shared.get("/metrics").text.splitlines() if line[0] != "#")
+    for name in ("rowpost_window_seconds", "rowpost_log_commit_seconds"):
+        assert float(lines[f'{name}_count{{campaign="shared"}}']) > 0
+        assert float(lines[f'{name}_bucket{{campaign="shared",le="+Inf"}}']) > 0
+        assert float(lines[f'{name}_sum{{campaign="shared"}}']) > 0
+    assert float(lines['rowpost_rows_left{campaign="shared"}']) == 0

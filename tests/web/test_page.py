@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from engine.campaign import Campaign
+from engine.cli import engine as cli
 from engine.rehearse.running import run_sink_in_process
 from tests.conftest import require
 from tests.web.conftest import Running, Sender, counters, make_campaign, provider, start
@@ -157,6 +159,62 @@ def test_a_server_that_dies_is_told_on_the_page_and_comes_back(browser: Any, cam
         page.get_by_role("status").filter(has_text="sending").wait_for()
     page.get_by_text("No connection to the server").wait_for(timeout=10_000)
     assert sender.tell(counters(1000, in_flight=1))  # the campaign's lease stands
+    sender.close()
+
+
+@pytest.mark.slow
+def test_a_report_is_shown_where_there_is_one_and_charts_are_of_any_provider(browser: Any, campaign: Campaign) -> None:
+    said: list[str] = []
+    sender = Sender(campaign)
+    sender.tell(counters(1000, in_flight=1, providers={"gmail": provider(accepted=1), "yahoo": provider(accepted=2)}))
+    with Running(campaign.folder.parent) as server:
+        page = signed_in(browser, server, "desk", said)
+        page.goto(f"{server.url}/c/weekly")
+        assert page.get_by_role("heading", name="Report").is_hidden()
+        with page.expect_response(re.compile(r"/history\?provider=yahoo$")):
+            page.get_by_label("Over time, of").select_option("yahoo")
+        page.get_by_role("img", name=re.compile("^Accepted messages a second by yahoo")).wait_for()
+        # `engine merge-logs`: nothing was sent, and the report says so.
+        CliRunner().invoke(cli, ["merge-logs", "--campaign", str(campaign.folder)])
+        page.get_by_role("heading", name="Report").wait_for()
+        page.get_by_text("All 1,000 rows are accounted for").wait_for()
+        assert "unsent\n1,000" in page.locator("#outcomes").inner_text()
+        page.get_by_role("link", name="The whole report").click()
+        page.wait_for_url(re.compile("/c/weekly/report$"))
+        assert "1,000" in page.content()
+        # Whatever the list names in its report runs nothing: its policy lets no script.
+        assert said == []
+    sender.close()
+
+
+@pytest.mark.slow
+def test_a_page_that_is_sent_changes_shows_what_a_fresh_one_shows(browser: Any, campaign: Campaign) -> None:
+    said: list[str] = []
+    sender = Sender(campaign)
+    sender.tell(counters(1000, in_flight=1, left=1000))
+    with Running(campaign.folder.parent) as server:
+        page = signed_in(browser, server, "desk", said)
+        page.goto(f"{server.url}/c/weekly")
+        page.evaluate("window.sent = []; source.addEventListener('changes', (e) => sent.push(e.data.length))")
+        for turn in range(1, 4):
+            told = {f"p{n}": provider(accepted=turn * n, connections=n) for n in range(turn, turn + 3)}
+            sender.tell(counters(1000, in_flight=1, accepted=turn, left=1000 - turn, providers=told))
+            page.locator("#n-left", has_text=re.compile(f"^{1000 - turn}$")).wait_for(timeout=10_000)
+        other = signed_in(browser, server, "desk", said)
+        other.goto(f"{server.url}/c/weekly")
+        # Name, sent, bounced, connections: what does not change with every second, as rates do.
+        cells = (
+            "[...document.querySelectorAll('#providers tr')]"
+            ".map((row) => [0, 2, 3, 6].map((column) => row.children[column].innerText))"
+        )
+        shown = other.evaluate(cells)
+        assert len(shown) == 3
+        deadline = time.monotonic() + 10
+        while page.evaluate(cells) != shown:
+            assert time.monotonic() < deadline, (page.evaluate(cells), shown)
+            page.wait_for_timeout(200)
+        assert page.evaluate("sent.length") >= 3
+        assert said == []
     sender.close()
 
 

@@ -93,7 +93,10 @@ function show(s) {
     + (Object.entries(s.batches).map(([state, n]) => count(n) + " " + state).join(", ") || "none"));
   set($("reason"), s.reason);
   $("reason").hidden = !s.reason;
+  $("reason").className = s.per_second > 0 ? "none" : "error";  // one provider's trouble while all others go on
   $("report").hidden = !s.has_report;
+  $("final").hidden = !s.has_report && s.state !== "finished";
+  if (!$("final").hidden) final(s);
   $("pause").hidden = !["planned", "sending", "waiting", "stopped"].includes(s.state);
   $("resume").hidden = s.state !== "paused";
   $("start").hidden = !["planned", "stopped"].includes(s.state);
@@ -103,6 +106,30 @@ function show(s) {
   replies(s);
   events(s);
   set($("updated"), "as of " + clock(s.at_us));
+}
+
+// What `engine merge-logs` proved; read when the page first sees that it is there.
+let reported = null;
+async function final(s) {
+  if (reported === s.has_report) return;
+  reported = s.has_report;
+  if (!s.has_report) {
+    set($("final-words"), "Each row has its outcome. `engine merge-logs` on the machine with this folder proves it from the logs; its report is shown here then.");
+    return;
+  }
+  const answer = await fetch(API + "/report");
+  if (!answer.ok) { set($("final-words"), "It cannot be read."); return; }
+  const r = await answer.json();
+  $("outcomes").replaceChildren(...Object.entries(r.outcomes).map(([name, n]) => {
+    const box = make("div");
+    box.append(make("dt", name.replaceAll("_", " ")), make("dd", count(n)));
+    return box;
+  }));
+  const words = (r.adds_up ? "All " + count(r.rows) + " rows are accounted for" : "The sum does not add up: " + r.gaps.join("; "))
+    + ", " + count(r.attempts) + " attempts, " + (r.duplicate_rows ? count(r.duplicate_rows) + " rows twice" : "none twice") + "; merged " + clock(r.merged_at_us) + ". ";
+  const link = make("a", "The whole report");
+  link.href = "/c/" + encodeURIComponent(KEY) + "/report";
+  $("final-words").replaceChildren(words, link);
 }
 
 function providers(s) {
@@ -133,9 +160,10 @@ function providers(s) {
     set(c[6], count(p.connections) + " of " + count(p.allowed));
     set(c[7], count(p.waiting));
     set(c[8], p.left === null ? "" : count(p.left));
-    set(c[9], p.left === 0 ? "through" : p.finish_s === null ? "" : "in " + span(p.finish_s) + ", " + finish(p.finish_s));
+    set(c[9], p.left === 0 ? "through" : p.finish_s === null || !["sending", "waiting"].includes(s.state) ? "" : "in " + span(p.finish_s) + ", " + finish(p.finish_s));
   });
   $("no-providers").hidden = s.providers.length > 0;
+  fill($("of"), [{ name: "" }, ...s.providers], (p) => p.name, (p) => { const o = make("option", p.name || "all providers"); o.value = p.name; return o; }, () => {});
 }
 
 function machines(s) {
@@ -219,8 +247,9 @@ function draw(svg, ago, values, most) {
   return length;
 }
 async function charts() {
-  const answer = await fetch(API + "/history");
-  if (!answer.ok) return;
+  const of = $("of").value;
+  const answer = await fetch(API + "/history" + (of ? "?provider=" + encodeURIComponent(of) : ""));
+  if (!answer.ok || of !== $("of").value) return;
   const h = await answer.json();
   const top = Math.max(1, ...h.per_second), topLater = Math.max(0.05, ...h.later_share);
   const length = draw($("pace"), h.ago_s, h.per_second, top);
@@ -228,8 +257,9 @@ async function charts() {
   set($("pace-top"), "top " + rate(top));
   set($("later-top"), "top " + percent(topLater));
   for (const node of document.querySelectorAll(".since")) set(node, span(length) + " ago");
-  $("pace").setAttribute("aria-label", "Accepted messages a second over the last " + span(length) + "; at most " + rate(top) + ", now " + rate(h.per_second.at(-1) || 0));
-  $("later").setAttribute("aria-label", "Share of answers that said later over the last " + span(length) + "; at most " + percent(topLater) + ", now " + percent(h.later_share.at(-1) || 0));
+  const whose = of ? " by " + of : "";
+  $("pace").setAttribute("aria-label", "Accepted messages a second" + whose + " over the last " + span(length) + "; at most " + rate(top) + ", now " + rate(h.per_second.at(-1) || 0));
+  $("later").setAttribute("aria-label", "Share of answers" + whose + " that said later over the last " + span(length) + "; at most " + percent(topLater) + ", now " + percent(h.later_share.at(-1) || 0));
 }
 
 // -- acting ------------------------------------------------------------------------------------------------------------
@@ -310,6 +340,16 @@ show(JSON.parse($("snapshot").textContent));
 actions();
 charts();
 setInterval(charts, 5000);
+$("of").addEventListener("change", charts);
 const source = new EventSource(API + "/stream");
 source.addEventListener("snapshot", (event) => { $("offline").hidden = true; show(JSON.parse(event.data)); });
+// What changed since the snapshot that we have. One that we missed comes whole.
+source.addEventListener("changes", (event) => {
+  const change = JSON.parse(event.data);
+  if (change.since_us !== now.at_us) return;
+  const known = new Map(now.providers.map((p) => [p.name, p]));
+  for (const [name, p] of Object.entries(change.providers || {})) known.set(name, { ...known.get(name), ...p });
+  const order = change.order || now.providers.map((p) => p.name);
+  show({ ...now, ...change.values, at_us: change.at_us, providers: order.map((name) => known.get(name)) });
+});
 source.addEventListener("error", () => { $("offline").hidden = false; });
