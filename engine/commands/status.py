@@ -71,7 +71,11 @@ def _tell(store: Store, now_us: int) -> None:
             words = ", ".join(f"{counters[name]:,} {name.replace('_', ' ')}" for name in shown if counters.get(name))
             click.echo(f"    {words or 'nothing yet'}; {counters.get('per_second', 0)}/s")
             due = counters.get("next_due_us")
-            if counters.get("waiting") and isinstance(due, int):
+            waiting, asleep = counters.get("waiting"), counters.get("asleep")
+            if isinstance(asleep, int) and asleep:
+                words = f"{asleep:,} rows wait for the sending hours of their zones"
+                click.echo(f"    {words}, the first until {counters.get('opens_at')}")
+            if waiting and waiting != asleep and isinstance(due, int):
                 click.echo(f"    next retry {moment(due)}")
             if counters.get("reason"):
                 click.echo(f"    {counters['reason']}")

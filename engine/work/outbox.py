@@ -444,6 +444,8 @@ class _Routed:
     """In place of an intake: rows come by claims; only those held for a domain come this way."""
 
     unread = 0
+    asleep = 0
+    next_opening = None
 
     def __init__(self, bench: Workbench, queue: OutboxQueue) -> None:
         self._bench, self._queue = bench, queue

@@ -142,6 +142,7 @@ class Supervisor:
         self._starting: set[asyncio.Task[Hand]] = set()
         self._ready_hands: set[str] = set()
         self._last_reason = ""
+        self._told_opening = 0
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -217,7 +218,8 @@ class Supervisor:
 
     def _live(self) -> Live:
         encode = msgspec.json.Encoder(enc_hook=encode_custom).encode
-        return Live(delivery=encode(self._settings.delivery), retry=encode(self._settings.retry))
+        live = self._settings
+        return Live(delivery=encode(live.delivery), retry=encode(live.retry), schedule=encode(live.schedule))
 
     def _exit(self) -> Exit:
         codes = set(self._codes)
@@ -371,6 +373,7 @@ class Supervisor:
         hand.connections = {count.provider: count.connections for count in pulse.providers}
         hand.in_doubt += sum(count.in_doubt for count in pulse.providers)
         hand.next_due_us, hand.reason = pulse.next_due_us, pulse.reason
+        hand.asleep, hand.opens_at = pulse.asleep, pulse.opens_at
         if any(count.connections or count.accepted for count in pulse.providers) or not hand.has_demand:
             self._connected_at = now
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
@@ -546,10 +549,27 @@ class Supervisor:
         if self._draining is None:
             progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
+        self._tell_hours()
         if self._shared is not None and self._shared.away is not None:
             progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
+
+    def _tell_hours(self) -> None:
+        """Rows that wait for the hours of their zones: how many, and until when nothing else is to do."""
+        hands, progress = self._crew.hands.values(), self.progress
+        if self._draining is None:
+            progress.asleep = sum(hand.asleep for hand in hands)
+            progress.opens_at = min((hand.opens_at for hand in hands if hand.opens_at is not None), default=None)
+        if self._shared is not None:
+            self._shared.has_sleepers = progress.asleep > 0
+        if progress.opens_at is None or any(hand.unread or hand.in_flight or hand.has_demand for hand in hands):
+            return
+        words = f"{progress.asleep:,} rows wait for the sending hours of their zones, the first until"
+        progress.reason = progress.reason or f"{words} {progress.opens_at[1]}"
+        if self._told_opening != progress.opens_at[0]:
+            self._told_opening = progress.opens_at[0]
+            self._narrator.event("waiting_for_hours", rows=progress.asleep, until=progress.opens_at[1])
 
     def _established(self) -> Counter[str]:
         """Connections by provider, over all workers, as last told."""

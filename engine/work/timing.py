@@ -11,24 +11,44 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from engine.config import Settings
+from engine.config import ScheduleTable, Settings
 from engine.schedule import Hours, Schedule, moment_us, zone_named
 from engine.work.progress import Progress
+from engine.zones import Zones
 from formats.feedbacklog import feedback_reader
 from formats.sendlog import LogDamaged
 
 
 def schedule_of(settings: Settings) -> Schedule:
-    """The campaign's schedule; raises ScheduleError for what is no moment, zone or hours."""
+    """The schedule of the campaign as a whole; raises ScheduleError for what is no moment, zone or hours.
+
+    With a zone column it has no hours: each row has its own (`zones_of`).
+    """
     table, campaign = settings.schedule, settings.campaign
+    hours = hours_of(table)
     schedule = Schedule(
         not_before_us=moment_us(campaign.not_before, table.zone) if campaign.not_before else None,
         expires_at_us=moment_us(campaign.expires_at, table.zone) if campaign.expires_at else None,
-        hours=Hours.parse(table.hours, table.days) if table.hours else None,
+        hours=hours if settings.list.zone_column is None else None,
         zone=table.zone,
     )
     zone_named(table.zone)  # an unknown zone is found now, not at night
     return schedule
+
+
+def hours_of(table: ScheduleTable) -> Hours | None:
+    """The sending hours; raises ScheduleError."""
+    if table.hours is not None:
+        return Hours.parse(table.hours, table.days)
+    # Days without hours are whole days.
+    return Hours.parse("00:00-24:00", table.days) if table.days else None
+
+
+def zones_of(settings: Settings) -> Zones | None:
+    """Hours by the recipient's zone, where a column gives it; raises ScheduleError."""
+    if settings.list.zone_column is None:
+        return None
+    return Zones(hours_of(settings.schedule), settings.schedule.zone)
 
 
 def complaints_of(feedback: Path) -> int:
