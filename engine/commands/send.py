@@ -350,6 +350,8 @@ def _tell_end(campaign: Campaign, supervisor: Supervisor, options: RunOptions, c
         click.echo(f"error: {supervisor.stopped.problem}", err=True)
         if supervisor.stopped.hint:
             click.echo(f"  next: {supervisor.stopped.hint}", err=True)
+    if supervisor.ended is not None and progress.left:
+        click.echo(f"{progress.left:,} rows stay unsent: {supervisor.ended}.", err=True)
     if progress.zone_missing or progress.zone_unknown:
         click.echo(
             f"{progress.zone_missing:,} rows had no zone and {progress.zone_unknown:,} what is no IANA zone;"

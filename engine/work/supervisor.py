@@ -52,7 +52,7 @@ from engine.work.remembering import Remembering
 from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
-from engine.work.timing import complaints_of, schedule_of, why_stop
+from engine.work.timing import StopWatch, complaints_of, evidence, schedule_of
 from engine.work.warming import warming_of
 from engine.work.worker import WorkerStart
 
@@ -125,6 +125,8 @@ class Supervisor:
         self._schedule = schedule_of(settings)
         self._pause_reason = ""
         self._complaints = 0
+        self._stop_watch = StopWatch(campaign.run / "stopped.json")
+        self._was_paused = False
         self._counted_at = -1e9
         self._suppressing = Suppressing(campaign, settings, plan, clock)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
@@ -143,6 +145,7 @@ class Supervisor:
         self._ready_hands: set[str] = set()
         self._last_reason = ""
         self._told_opening = 0
+        self._is_ended = False  # expired or cancelled: what is left stays unsent, and is open no more
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -225,10 +228,16 @@ class Supervisor:
         codes = set(self._codes)
         if self._stopped is not None:
             codes.add(Exit(self._stopped.exit_code))
-        if any(tally.state != "done" for tally in self._store.batches() if tally.partition == self._options.partition):
+        is_open = not self._is_ended
+        if is_open and any(t.state != "done" for t in self._store.batches() if t.partition == self._options.partition):
             codes.add(Exit.ROWS_OPEN)
         settings = [code for code in codes if 20 <= code < 30]
         return settings[0] if settings else worst(*codes)
+
+    @property
+    def ended(self) -> str | None:
+        """Why nothing of this campaign is attempted any more, where that is so."""
+        return self._draining if self._is_ended else None
 
     @property
     def stopped(self) -> Stopped | None:
@@ -496,11 +505,12 @@ class Supervisor:
 
     def _obey(self, state: str) -> None:
         """The operator's word on the campaign."""
-        if state == "cancelled" and self._draining is None:
-            self.drain("the campaign was cancelled")
         now_us = self._clock.wall_us()
-        if self._schedule.is_over(now_us) and self._draining is None:
-            self.drain(f"the campaign expired at {self._settings.campaign.expires_at}")
+        expired = self._schedule.is_over(now_us)
+        if (expired or state == "cancelled") and self._draining is None:
+            self._is_ended = True
+            at = self._settings.campaign.expires_at
+            self.drain(f"the campaign expired at {at}" if expired else "the campaign was cancelled")
         closed = self._schedule.why_closed(now_us)
         reason = "paused by the operator" if state == "paused" else closed or ""
         if reason:
@@ -510,6 +520,10 @@ class Supervisor:
             self._narrator.event("paused" if reason else "resumed", reason=reason)
             for hand in self._crew.hands.values():
                 hand.channel.send(Pause(paused=self._paused, reason=reason))
+        if self._was_paused and state == "ready":
+            # Whoever resumes has seen what there was.
+            self._stop_watch.resumed(evidence(self.progress, self._complaints))
+        self._was_paused = state == "paused"
         patience_s = self._options.max_wait_s
         if closed and patience_s is not None and self._draining is None:
             wait_s = (self._schedule.opens_at(now_us) - now_us) / 1e6
@@ -525,13 +539,14 @@ class Supervisor:
         if stop.complaint_share is not None and now - self._counted_at >= COUNT_COMPLAINTS_S:
             self._counted_at = now
             self._complaints = complaints_of(self._campaign.feedback)
-        why = why_stop(self._settings, self.progress, self._complaints)
-        if why is not None:
+        seen = evidence(self.progress, self._complaints)
+        if (why := self._stop_watch.why(stop, seen)) is not None:
+            self._stop_watch.stopped(seen)
             self._narrator.event("stopped_by_itself", reason=why)
             self._codes.add(Exit.TRY_AGAIN)
             with contextlib.suppress(StoreAway):  # the run ends either way
                 self._store.set_campaign_state("paused")
-            self.drain(f"{why}. The campaign is paused")
+            self.drain(f"{why}. The campaign is paused: `engine resume`, then `engine send`, goes on")
 
     def _sum_up(self) -> None:
         hands = self._crew.hands.values()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from tests.campaign.conftest import Operator
 
@@ -53,6 +54,7 @@ def test_rows_wait_for_their_own_hours_without_an_attempt(operator: Operator) ->
     assert operator.received().twice == ()
 
 
+@pytest.mark.slow
 def test_a_waiting_sender_goes_on_when_the_hours_open(operator: Operator) -> None:
     begin(operator, [FAR if n < 150 else HERE for n in range(300)])
     sender = operator.start("send", "--processes", "2")
