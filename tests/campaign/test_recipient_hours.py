@@ -32,6 +32,7 @@ def begin(operator: Operator, zones: list[str | None]) -> subprocess.CompletedPr
     return operator.run("plan", "list.parquet")
 
 
+@pytest.mark.slow
 def test_rows_wait_for_their_own_hours_without_an_attempt(operator: Operator) -> None:
     planned = begin(operator, [FAR if n % 2 else HERE for n in range(400)])
     assert "2 zones in the sample" in planned.stdout

@@ -94,6 +94,7 @@ def kill_some(office: PostOffice, pid: int, who: str) -> None:
         time.sleep(0.3)
 
 
+@pytest.mark.slow
 def test_none_twice_none_lost(office: PostOffice) -> None:
     kill_and_count(office, rows=400, kills=3, seed=4)
 
@@ -126,6 +127,7 @@ def taken_by(office: PostOffice) -> set[str]:
     return set(read_record(office.sink.record)["recipient"].to_pylist())
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_two_servers_share_one_table(shared_office: PostOffice) -> None:
     servers = [shared_office.serve_and_join() for _ in range(2)]
@@ -144,6 +146,7 @@ def test_none_twice_none_lost_many_times(office: PostOffice, seed: int) -> None:
     kill_and_count(office, rows=3000, kills=8, seed=100 + seed)
 
 
+@pytest.mark.slow
 def test_a_stopped_server_loses_its_claims_and_sends_none_of_them(office: PostOffice) -> None:
     """SIGSTOP outlives the lease: rows without an intent go to the next server, and the sleeper gets none back."""
     office.set("store", '"sqlite:outbox.sqlite"\nlease = "1s"')

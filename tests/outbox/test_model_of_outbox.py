@@ -26,7 +26,7 @@ _numbers = itertools.count()
 New = Callable[[], tuple[Outbox, Path]]
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
 def new(request: pytest.FixtureRequest) -> Iterator[New]:
     """Makes an outbox that nobody used yet, and a folder for its servers' logs."""
     # In memory, where there is such a folder: every commit is synced.
