@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "batches": ("engine.commands.cluster", "batches"),
     "pause": ("engine.commands.cluster", "pause"),
     "resume": ("engine.commands.cluster", "resume"),
+    "slow": ("engine.commands.slow", "slow"),
     "cancel": ("engine.commands.cluster", "cancel"),
     "release": ("engine.commands.cluster", "release"),
     "placement": ("engine.commands.cluster", "placement"),

@@ -87,6 +87,8 @@ class ListTable(Table, frozen=True, kw_only=True):
 
     address_column: str = "email"
     id_column: str | None = None  # default: `id` where the list has one
+    # A column of IANA zones ("Europe/Berlin"): each row goes in the hours of [schedule] as its own clocks show them.
+    zone_column: str | None = None
     batch_rows: int = 10_000
 
 
@@ -267,7 +269,8 @@ class ScheduleTable(Table, frozen=True, kw_only=True):
 
     hours: str | None = None  # "08:00-20:00"; over midnight "22:00-06:00"
     days: tuple[str, ...] = ()  # "mon", "tue", ...; default: every day
-    zone: str = "UTC"  # an IANA zone, e.g. "Europe/Berlin"; also of moments without an offset
+    # An IANA zone, e.g. "Europe/Berlin"; also of moments without an offset, and of rows whose zone column is no help.
+    zone: str = "UTC"
 
 
 class StopTable(Table, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from engine.errors import EngineError, Exit
 from engine.rows import ListUnreadable, file_fingerprint, open_parquet
+from engine.schedule import iana_name
 from formats.plan import Batch, ListFile, Partition
 from formats.recipients import bare_name
 
@@ -230,6 +231,41 @@ def sample_mixing(shape: ListShape) -> Mixing:
                 worst, worst_domain = off - chance, domain
     shares = [(domain, 100 * count / rows) for domain, count in total.most_common(10)]
     return Mixing(rows + empty, empty, shares, worst, worst_domain, longest)
+
+
+class ZoneSample(msgspec.Struct, frozen=True):
+    """The zones in sampled row groups."""
+
+    rows: int
+    zones: list[tuple[str, int]]  # the most frequent first
+    missing: int  # rows without one
+    unknown: list[tuple[str, int]]  # what is no IANA zone
+
+
+def sample_zones(shape: ListShape, column: str) -> ZoneSample:
+    """Look at the zone column of 16 row groups spread over the list. Raises ColumnMissing, ListUnreadable."""
+    if column not in {bare_name(name) for name in shape.schema.names}:
+        raise ColumnMissing(file=shape.files[0].path, column=column, nearest="")
+    counted: Counter[str | None] = Counter()
+    places = [(f, g) for f, file in enumerate(shape.files) for g, rows in enumerate(file.row_groups) if rows]
+    opened: dict[int, pq.ParquetFile] = {}
+    for f, g in places[:: max(1, len(places) // SAMPLED_GROUPS)][:SAMPLED_GROUPS]:
+        file = opened.setdefault(f, open_parquet(shape.files[f].path))
+        name = next(n for n in file.schema_arrow.names if bare_name(n) == column)
+        texts = file.read_row_group(g, columns=[name], use_threads=False).column(0)
+        if _family(texts.type) != "text":
+            texts = pa.nulls(len(texts), pa.string())
+        counts = pc.value_counts(texts.cast(pa.string()).combine_chunks())
+        counted.update(dict(zip(counts.field(0).to_pylist(), counts.field(1).to_pylist(), strict=True)))
+    zones, unknown, missing = Counter[str](), Counter[str](), 0
+    for text, rows in counted.items():
+        if text is None or not text.strip():
+            missing += rows
+        elif (known := iana_name(text)) is not None:
+            zones[known] += rows
+        else:
+            unknown[text] += rows
+    return ZoneSample(counted.total(), zones.most_common(), missing, unknown.most_common())
 
 
 def _longest_run(domains: pa.Array) -> int:

@@ -9,10 +9,11 @@ reading and ends at its first.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, time, timedelta
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import msgspec
 
@@ -20,7 +21,7 @@ from engine.errors import EngineError, Exit
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})\Z")
-_DAY_S = 86_400
+_NO_ZONES = frozenset({"factory", "localtime", "posixrules"})  # in the database, and nobody's zone
 
 
 class ScheduleError(EngineError):
@@ -38,6 +39,19 @@ def zone_named(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise ScheduleError(what=f"zone {name!r}", problem="not an IANA zone such as Europe/Berlin") from None
+
+
+@functools.cache
+def _names() -> dict[str, str]:
+    return {name.lower(): name for name in available_timezones() if name.lower() not in _NO_ZONES}
+
+
+def iana_name(text: str | None) -> str | None:
+    """The zone's name as the database writes it, or None for what is none, such as an offset.
+
+    Case and spaces around it do not matter.
+    """
+    return _names().get(text.strip().lower()) if text else None
 
 
 def moment_us(text: str, zone: str | None = None) -> int:

@@ -35,7 +35,7 @@ class NobodyThere(EngineError):
 control_option = click.option("--control", metavar="URL", help="Where machines meet, as given to `engine plan`.")
 
 
-def _open(campaign: Campaign, control: str | None) -> Store:
+def open_for_operator(campaign: Campaign, control: str | None) -> Store:
     """The campaign's store; from anywhere, where a URL is given."""
     if not campaign.plan_file.exists() and (url := control_url(campaign, None, control)) is not None:
         return open_shared(url, None)
@@ -43,7 +43,7 @@ def _open(campaign: Campaign, control: str | None) -> Store:
 
 
 def _open_shared(campaign: Campaign, control: str | None) -> SharedStore:
-    store = _open(campaign, control)
+    store = open_for_operator(campaign, control)
     if not hasattr(store, "advance"):
         store.close()
         raise NotShared(folder=campaign.folder)
@@ -124,7 +124,7 @@ def batches(campaign: Campaign, control: str | None, as_json: bool) -> None:
 
 
 def _set_state(campaign: Campaign, control: str | None, state: str) -> tuple[Store, list[Incarnation]]:
-    store = _open(campaign, control)
+    store = open_for_operator(campaign, control)
     store.set_campaign_state(state)
     now_us = store_time_us(store)
     is_shared = hasattr(store, "advance")

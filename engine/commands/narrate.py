@@ -50,7 +50,8 @@ def summary_line(progress: Progress, now: float) -> str:
     eta = progress.eta_s(now)
     if eta is not None and progress.waiting < progress.left:
         line += f", done in {span(eta)}"
-    if progress.waiting and progress.left and progress.next_due_us is not None and not progress.in_flight:
+    is_retry = progress.waiting > progress.asleep
+    if is_retry and progress.left and progress.next_due_us is not None and not progress.in_flight:
         line += f", next retry in {span(max(0.0, progress.next_due_us / 1e6 - time.time()))}"
     if progress.reason and progress.left:
         line += f" ({progress.reason})"

@@ -32,8 +32,19 @@ from engine.control.sqlite import SqliteStore
 from engine.control.store import Life
 from engine.counts import of_metas
 from engine.errors import EngineError, Exit
-from engine.planner import ListShape, Mixing, cut_batches, cut_partitions, expand, read_shape, sample_mixing
+from engine.planner import (
+    ListShape,
+    Mixing,
+    ZoneSample,
+    cut_batches,
+    cut_partitions,
+    expand,
+    read_shape,
+    sample_mixing,
+    sample_zones,
+)
 from engine.warmup import schedule_named
+from engine.work.timing import schedule_of
 from formats import listmeta
 from formats import plan as plan_format
 from formats.listmeta import ListMeta
@@ -106,13 +117,18 @@ def plan(
         schedule=schedule,
     )
     mixing = sample_mixing(shape) if shape.rows else None
+    zone_column = settings.list.zone_column
+    zones = sample_zones(shape, zone_column) if zone_column is not None and shape.rows else None
+    schedule_of(settings)  # a moment, zone or hours that are none are found now, not at night
     if replace:
         _put_aside(campaign)
     _store(campaign, settings, made, url, replace=replace)
     if as_json:
-        click.echo(msgspec.json.encode({**_figures(made, mixing), "forecast": ahead}).decode())
+        click.echo(msgspec.json.encode({**_figures(made, mixing), "zones": zones, "forecast": ahead}).decode())
     else:
         _tell(campaign, made, mixing, time.perf_counter() - started)
+        if zones is not None:
+            _tell_zones(settings, zones)
         forecasting.tell(ahead, campaign)
         _tell_next(campaign, made)
 
@@ -124,7 +140,7 @@ def make_plan(
     composer = build_composer(settings, campaign.folder, shape.schema)
     batches = cut_batches([rows for file in shape.files for rows in file.row_groups], settings.list.batch_rows)
     told = of_metas(_metas(shape))
-    wanted = {shape.address_column, shape.id_column, *composer.columns}
+    wanted = {shape.address_column, shape.id_column, settings.list.zone_column, *composer.columns}
     return Plan(
         campaign_id=settings.campaign.id,
         planned_at_us=now_us,
@@ -240,6 +256,19 @@ def _tell(campaign: Campaign, made: Plan, mixing: Mixing | None, seconds: float)
             "  next: mix it with `engine prepare LIST -o mixed.parquet`, then plan that.",
             err=True,
         )
+
+
+def _tell_zones(settings: Settings, zones: ZoneSample) -> None:
+    column, own = settings.list.zone_column, settings.schedule.zone
+    hours = settings.schedule.hours or ("whole days" if settings.schedule.days else "[schedule] has none yet")
+    top = ", ".join(f"{name} {100 * rows / zones.rows:.1f} %" for name, rows in zones.zones[:5])
+    click.echo(f"  sending hours by column {column} ({hours}), {len(zones.zones)} zones in the sample: {top or 'none'}")
+    if zones.missing:
+        click.echo(f"  {zones.missing:,} rows of the sample have no zone; they follow {own}", err=True)
+    if zones.unknown:
+        few = ", ".join(repr(text[:40]) for text, _ in zones.unknown[:5])
+        rows = sum(rows for _, rows in zones.unknown)
+        click.echo(f"  {rows:,} rows of the sample have what is no IANA zone ({few}); they follow {own}", err=True)
 
 
 def _tell_next(campaign: Campaign, made: Plan) -> None:

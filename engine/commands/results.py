@@ -19,7 +19,7 @@ from engine.commands.common import campaign_option
 from engine.control.log_store import fetch
 from engine.control.opening import control_url, open_store
 from engine.control.sqlite import SqliteStore
-from engine.control.store import SharedStore, StoreAway, StoreRefuses
+from engine.control.store import SharedStore, Store, StoreAway, StoreRefuses
 from engine.errors import EngineError, Exit
 from engine.results.feedback import read_feedback
 from engine.results.merge import merge
@@ -32,6 +32,7 @@ from engine.results.summary import Summary
 from engine.results.tables import next_steps, plain, rich_table, shown, table
 from engine.results.target import open_target
 from engine.results.write_back import BATCH, Kind, Written, choose, people, write_back
+from engine.work.timing import schedule_of
 from formats.plan import Plan
 
 
@@ -70,12 +71,14 @@ def merge_logs(
     for source in sources:
         feedback_files += (source / "feedback").glob("*.arrows")
     feedback = read_feedback(sorted(set(feedback_files)), plan.campaign_id, plan.rows)
+    state = ""
     try:
-        decisions, reports = _ask_store(campaign, plan, control)
+        decisions, reports, state = _ask_store(campaign, plan, control)
     except (StoreAway, StoreRefuses) as problem:
         # Without the store its rows are unknown; the exit code says so.
         click.echo(f"warning: {problem}", err=True)
         decisions, reports = [], None
+    is_over = schedule_of(settings).is_over(SystemClock().wall_us())
     with (
         _scratch(campaign) as scratch,
         merge(
@@ -84,6 +87,7 @@ def merge_logs(
             decisions=decisions,
             reports=reports,
             feedback=feedback,
+            ended="expired" if is_over else "cancelled" if state == "cancelled" else None,
             plan_fingerprint=fingerprint,
             processes=processes,
             scratch=scratch,
@@ -229,24 +233,29 @@ def _log_files(sources: tuple[Path, ...]) -> Iterator[Path]:
             raise NoSuchFolder(path=source)
 
 
-def _ask_store(campaign: Campaign, plan: Plan, control: str | None) -> tuple[list[Decided], list[Any] | None]:
-    """The operators' words on doubt, and, of a store that machines share, what it knows of rows."""
+def _ask_store(campaign: Campaign, plan: Plan, control: str | None) -> tuple[list[Decided], list[Any] | None, str]:
+    """The operators' words on doubt and on the campaign; of a store that machines share, what it knows of rows too."""
     if plan.store != "sqlite":
         if control_url(campaign, campaign.settings(), control) is None:
-            return [], None
+            return [], None, ""
         shared = cast(SharedStore, open_store(campaign, control))
         try:
             says = read_store(shared, plan)
-            return list(says.decisions), says.reports
+            return list(says.decisions), says.reports, _state_of(shared)
         finally:
             shared.close()
     if not campaign.store_file.exists():
-        return [], None
+        return [], None, ""
     store = SqliteStore(campaign.store_file)
     try:
-        return list(store.decisions()), None
+        return list(store.decisions()), None, _state_of(store)
     finally:
         store.close()
+
+
+def _state_of(store: Store) -> str:
+    found = store.campaign()
+    return found.state if found is not None else ""
 
 
 @contextmanager

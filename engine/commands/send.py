@@ -351,11 +351,22 @@ def _tell_end(campaign: Campaign, supervisor: Supervisor, options: RunOptions, c
         click.echo(f"error: {supervisor.stopped.problem}", err=True)
         if supervisor.stopped.hint:
             click.echo(f"  next: {supervisor.stopped.hint}", err=True)
+    if supervisor.ended is not None and progress.left:
+        click.echo(f"{progress.left:,} rows stay unsent: {supervisor.ended}.", err=True)
+    if progress.zone_missing or progress.zone_unknown:
+        click.echo(
+            f"{progress.zone_missing:,} rows had no zone and {progress.zone_unknown:,} what is no IANA zone;"
+            " they followed the campaign's own",
+            err=True,
+        )
     if code is Exit.DONE:
         click.echo(f"  next: engine merge-logs{where}", err=True)
         return
-    if progress.waiting:
+    if progress.asleep and progress.opens_at is not None:
+        words = f"{progress.asleep:,} rows wait for the sending hours of their zones"
+        click.echo(f"{words}, the first until {progress.opens_at[1]}.", err=True)
+    if progress.waiting > progress.asleep:
         due = progress.next_due_us
         wait = f", the next in {span(max(0.0, (due - SystemClock().wall_us()) / 1e6))}" if due is not None else ""
-        click.echo(f"{progress.waiting:,} rows wait for their next attempt{wait}.", err=True)
+        click.echo(f"{progress.waiting - progress.asleep:,} rows wait for their next attempt{wait}.", err=True)
     click.echo(f"  to go on: engine send --partition {options.partition}{where}", err=True)

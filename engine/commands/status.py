@@ -13,6 +13,7 @@ from engine.commands.common import campaign_option, moment, span
 from engine.control.opening import open_store
 from engine.control.store import Incarnation, Life, Store
 from engine.host import host_id
+from engine.work.timing import schedule_of
 
 
 @click.command()
@@ -29,11 +30,18 @@ def status(campaign: Campaign, control: str | None, as_json: bool) -> None:
     try:
         now_us = store_time_us(store)
         if as_json:
-            click.echo(msgspec.json.encode(_gather(store, now_us)).decode())
+            told = {**_gather(store, now_us), "expired_at_us": _expired_at_us(campaign, now_us)}
+            click.echo(msgspec.json.encode(told).decode())
         else:
-            _tell(store, now_us)
+            _tell(store, now_us, _expired_at_us(campaign, now_us))
     finally:
         store.close()
+
+
+def _expired_at_us(campaign: Campaign, now_us: int) -> int | None:
+    """When the campaign expired, where it has."""
+    schedule = schedule_of(campaign.settings())
+    return schedule.expires_at_us if schedule.is_over(now_us) else None
 
 
 def store_time_us(store: Store) -> int:
@@ -52,12 +60,14 @@ def _gather(store: Store, now_us: int) -> dict[str, object]:
     }
 
 
-def _tell(store: Store, now_us: int) -> None:
+def _tell(store: Store, now_us: int, expired_at_us: int | None) -> None:
     found = store.campaign()
     if found is None:
         click.echo("the store holds no plan")
         return
     click.echo(f"campaign {found.id}: {found.rows:,} rows, {found.partitions} partition(s), {found.state}")
+    if expired_at_us is not None:
+        click.echo(f"it expired {moment(expired_at_us)}: what was not sent stays unsent")
     for tally in store.batches():
         click.echo(f"  partition {tally.partition}: {tally.batches:,} batches ({tally.rows:,} rows) {tally.state}")
     senders = store.incarnations()
@@ -71,7 +81,11 @@ def _tell(store: Store, now_us: int) -> None:
             words = ", ".join(f"{counters[name]:,} {name.replace('_', ' ')}" for name in shown if counters.get(name))
             click.echo(f"    {words or 'nothing yet'}; {counters.get('per_second', 0)}/s")
             due = counters.get("next_due_us")
-            if counters.get("waiting") and isinstance(due, int):
+            waiting, asleep = counters.get("waiting"), counters.get("asleep")
+            if isinstance(asleep, int) and asleep:
+                words = f"{asleep:,} rows wait for the sending hours of their zones"
+                click.echo(f"    {words}, the first until {counters.get('opens_at')}")
+            if waiting and waiting != asleep and isinstance(due, int):
                 click.echo(f"    next retry {moment(due)}")
             if counters.get("reason"):
                 click.echo(f"    {counters['reason']}")

@@ -220,8 +220,8 @@ class Scheduler:
         self._make_ready(place, lane, queue, row)
         return True
 
-    def gone(self, row: int) -> None:
-        """A wanted row turned out invalid or suppressed: it is settled."""
+    def gone(self, row: int) -> int:
+        """A wanted row turned out invalid, suppressed or not to be sent now: it is settled. Returns its lane."""
         lane = self._reading.pop(row)
         place = self._lanes[lane]
         place.reading -= 1
@@ -229,6 +229,7 @@ class Scheduler:
         if place.suspension is None and place.stored() and place.ready + place.reading <= self._share() // 2:
             self._hungry[lane] = None
         self._tidy(place, lane)
+        return lane
 
     def evicted(self) -> list[int]:
         """Ready rows that were parked to make room since the last call; the caller drops their values."""

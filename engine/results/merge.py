@@ -34,7 +34,7 @@ from engine.results.merged import (
     Reply,
 )
 from engine.results.reports import reported
-from engine.results.resolve import Duplicate
+from engine.results.resolve import ENDED, Duplicate
 from engine.results.scan import Scanned, ScanTask, scan
 from engine.results.spool import Spool, SpoolWriter
 from engine.results.tally import Tally, merged
@@ -57,6 +57,7 @@ def merge(
     decisions: Sequence[Decided] = (),
     reports: Iterable[pa.RecordBatch] | None = None,
     feedback: Feedback | None = None,
+    ended: str | None = None,
     plan_fingerprint: str | None = None,
     processes: int = 2,
     scratch: Path | None = None,
@@ -64,7 +65,8 @@ def merge(
 ) -> Merged:
     """Everything the logs prove of the plan's rows. Close what is returned, or use it in a `with`.
 
-    `reports` are what a shared store knows (`engine.results.reports`), None where it was not asked. A log that names
+    `reports` are what a shared store knows (`engine.results.reports`), None where it was not asked. `ended` is
+    "expired" or "cancelled" where nothing may be attempted any more: open rows have that reason. A log that names
     another campaign, or another plan than `plan_fingerprint`, is refused by name and the rest is merged. `scratch` is
     where temporary files may lie: 35 bytes per attempt, and the replies' texts. `progress(done, of)` counts bytes.
     """
@@ -116,6 +118,7 @@ def merge(
         source_maps += [same] * (len(machines) - len(source_maps))
     provider_names: list[str | None] = [None, *providers]
     source_names: list[str | None] = [None, *sources]
+    store_missing = plan.store != "sqlite" and reports is None
     found = Merged(
         plan=plan,
         word=np.zeros(plan.rows, np.uint8),
@@ -133,7 +136,9 @@ def merge(
         replies=_replies(scanned, provider_maps, provider_names),
         events=_events(scanned, provider_maps, source_maps, provider_names, source_names),
         feedback=feedback or Feedback(),
-        store_missing=plan.store != "sqlite" and reports is None,
+        store_missing=store_missing,
+        # Without the store it is not known what was sent.
+        open_word=None if ended is None or store_missing else ENDED[ended],
         _spool=spool,
         _provider_maps=provider_maps,
         _source_maps=source_maps,

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from engine.errors import Exit, worst
 from engine.results.feedback import Feedback
-from engine.results.resolve import Duplicate, Resolved, resolve
+from engine.results.resolve import NOT_REACHED, WAITING, Duplicate, Resolved, resolve
 from engine.results.spool import SPAN_ROWS, Spool
 from engine.results.tally import Tally
 from formats.outcomes import WORDS, Outcome
@@ -120,6 +120,8 @@ class Merged(msgspec.Struct, kw_only=True):
     events: list[Event]
     feedback: Feedback
     store_missing: bool = False  # the plan used a shared store and it was not asked: unsent rows are unknown
+    # The campaign has expired or was cancelled: no row of it is open any more, and this is the word of those that were.
+    open_word: int | None = None
     _spool: Spool
     _provider_maps: list[Numbers]
     _source_maps: list[Numbers]
@@ -178,7 +180,7 @@ class Merged(msgspec.Struct, kw_only=True):
             codes.append(Exit.LOG_DAMAGED)
         if outcomes[Outcome.IN_DOUBT]:
             codes.append(Exit.IN_DOUBT)
-        if outcomes[Outcome.UNSENT]:
+        if self.counts[NOT_REACHED] or self.counts[WAITING]:
             codes.append(Exit.ROWS_OPEN)
         return worst(*codes)
 
@@ -201,6 +203,8 @@ class Merged(msgspec.Struct, kw_only=True):
             self._resent,
             words_only=words_only,
         )
+        if self.open_word is not None:
+            found.word[(found.word == NOT_REACHED) | (found.word == WAITING)] = self.open_word
         self.feedback.apply(found)
         return found
 

@@ -54,6 +54,8 @@ def _word(outcome: Outcome, reason: str | None) -> int:
 
 NOT_REACHED = _word(Outcome.UNSENT, "not_reached")
 WAITING = _word(Outcome.UNSENT, "waiting")
+# Of a campaign that has ended for good: what its open rows are.
+ENDED = {reason: _word(Outcome.UNSENT, reason) for reason in ("expired", "cancelled")}
 ACCEPTED = _word(Outcome.ACCEPTED, None)
 IN_DOUBT = _word(Outcome.IN_DOUBT, None)
 

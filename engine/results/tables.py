@@ -82,6 +82,9 @@ def next_steps(summary: Summary, campaign: str = "") -> list[str]:
             f"{outcomes[Outcome.IN_DOUBT]:,} rows are in doubt: `engine doubt list{campaign}` names them,"
             " `engine doubt accept|resend` decides"
         )
+    for reason, why in (("expired", "the campaign expired"), ("cancelled", "it was cancelled")):
+        if gone := reasons.get(f"unsent/{reason}", 0):
+            steps.append(f"{gone:,} rows stay unsent: {why}; `engine retry-list` makes the next list of them")
     if open_rows:
         waiting = reasons.get("unsent/waiting", 0)
         how = f"`engine send{campaign}`" if len(summary.partitions) < 2 else f"`engine send --partition N{campaign}`"

@@ -30,6 +30,7 @@ class Recipient(msgspec.Struct, frozen=True, gc=False):
 
     mailbox: Mailbox
     values: tuple[object, ...]
+    zone: int = 0  # whose sending hours the row keeps (`engine.zones`)
 
 
 class Flight(msgspec.Struct, gc=False):

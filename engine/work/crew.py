@@ -42,6 +42,8 @@ class Hand(msgspec.Struct, kw_only=True, eq=False):
     waiting: int = 0
     in_flight: int = 0
     next_due_us: int | None = None
+    asleep: int = 0  # of `waiting`, rows for the hours of their zone
+    opens_at: tuple[int, str] | None = None
     reason: str = ""
     demand: dict[tuple[str, str], int] = {}
 

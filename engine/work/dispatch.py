@@ -100,6 +100,8 @@ class Dispatch:
         self.paused: str | None = None
         # Asked of a group's rows once their intents are durable here: those that may go. The others are taken back.
         self.confirm: Callable[[list[int]], Awaitable[set[int]]] | None = None
+        # Asked of rows just taken from a lane: those whose sending hours are open. The others it has put away.
+        self.awake: Callable[[list[int], int], list[int]] | None = None
         self.failed: Callable[[LogUnwritable], None] = lambda problem: None
         self.signing: Signing | None = None  # set where messages are signed
 
@@ -140,12 +142,23 @@ class Dispatch:
             most = min(room, GROUP_ROWS - len(self._group), allowed, share)
             if most <= 0:
                 continue
-            rows = self._bench.scheduler.take(lane.index, most, now)
+            rows = self._take(lane.index, most, now)
             composed = self._compose(rows, lane, session, now)
             lane.spend(composed)
             allowed -= composed
             if len(rows) < most:
                 break
+
+    def _take(self, lane: int, most: int, now: float) -> list[int]:
+        """Rows that may go now: those whose hours have ended while they were ready fall asleep."""
+        rows = self._bench.scheduler.take(lane, most, now)
+        if self.awake is None:
+            return rows
+        going = self.awake(rows, lane)
+        while rows and len(going) < most:
+            rows = self._bench.scheduler.take(lane, most - len(going), now)
+            going += self.awake(rows, lane)
+        return going
 
     def _compose(self, rows: list[int], lane: Lane, session: Session, now: float) -> int:
         bench, group, compose, signing = self._bench, self._group, self._composer.compose, self.signing

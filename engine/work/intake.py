@@ -1,7 +1,9 @@
 """From assigned batches to ready rows: read ahead, check the address, look it up in the suppressions, find its lane.
 
 Rows that can have their outcome now (no address, suppressed) get it here and are never attempted. Nothing waits: a row
-whose lane is full is parked as a number and read again when the lane has room.
+whose lane is full is parked as a number and read again when the lane has room. With a zone column, the zones of a row
+group are read before its rows: rows whose sending hours are closed fall asleep as a bit each (`sleepers.py`), and
+their batch is read again when they open.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from engine.rows import Row, RowReader, first_texts
 from engine.work.bench import OpenBatch, Recipient, Workbench
 from engine.work.messages import Assign
 from engine.work.recovery import Waiting
+from engine.work.sleepers import Sleepers
+from engine.zones import OWN, Zones
 from formats.address import AddressError, Mailbox, canonical, parse_mailboxes
 from formats.recipients import Span
 from formats.sendlog import Reason
@@ -48,19 +52,31 @@ class Lanes(Protocol):
 class _Reading:
     """A batch that is being read: what of it is not to be attempted now, and how many rows may still be."""
 
-    def __init__(self, batch: OpenBatch, assigned: Assign, spans: Sequence[Span]) -> None:
-        self.batch = batch
-        self.left = assigned.limit
-        self.unread = assigned.rows
-        self.skip: npt.NDArray[np.bool_] | None = None
-        if assigned.skip:
-            bits = np.unpackbits(np.frombuffer(assigned.skip, np.uint8), count=assigned.rows)
-            self.skip = bits.astype(bool)
+    def __init__(
+        self,
+        batch: OpenBatch,
+        spans: Sequence[Span],
+        *,
+        skip: npt.NDArray[np.bool_] | None = None,
+        limit: int | None = None,
+        is_again: bool = False,
+    ) -> None:
+        """`is_again`: it was read before, and what is left of it slept."""
+        self.batch, self.skip, self.left, self.is_again = batch, skip, limit, is_again
+        self.unread = batch.rows
+        self.surveyed: Span | None = None  # the row group whose zones these are
+        self.zones: npt.NDArray[np.uint16] = np.zeros(0, np.uint16)
         self.stretches: Iterator[tuple[Span, int, int]] = (
             (span, first, min(STRETCH_ROWS, span.rows - first))
             for span in spans
             for first in range(0, span.rows, STRETCH_ROWS)
         )
+
+    def skip_span(self, span: Span) -> None:
+        """The rest of the row group is not to be read."""
+        rest = list(self.stretches)
+        self.unread -= sum(rows for other, _, rows in rest if other is span)
+        self.stretches = iter([stretch for stretch in rest if stretch[0] is not span])
 
     def attemptable(self, start: int, rows: int) -> list[int]:
         """Which of the rows start .. start + rows - 1 are to be attempted, as places from `start`."""
@@ -85,7 +101,11 @@ class Intake:
         reader: RowReader,
         lanes: Lanes,
         suppressions: SuppressionCheck,
+        zones: Zones | None = None,
     ) -> None:
+        """`zones`: the reader's last column is a zone, and rows go in its hours."""
+        self._zones = zones
+        self.sleepers = Sleepers()
         self._bench = bench
         self._scheduler = scheduler
         self._reader = reader
@@ -98,7 +118,12 @@ class Intake:
         """Take a batch on. Raises ListChanged where a file of it is not the planned one."""
         self._reader.check(assigned.first_row, assigned.rows)
         batch = OpenBatch(assigned.batch, assigned.first_row, assigned.rows, 0)
-        reading = _Reading(batch, assigned, self._reader.spans(assigned.first_row, assigned.rows))
+        skip = None
+        if assigned.skip:
+            bits = np.unpackbits(np.frombuffer(assigned.skip, np.uint8), count=assigned.rows)
+            skip = bits.astype(bool)
+        spans = self._reader.spans(assigned.first_row, assigned.rows)
+        reading = _Reading(batch, spans, skip=skip, limit=assigned.limit)
         batch.open_rows = reading.unread_from(batch.first_row) + len(assigned.waiting)
         self._bench.resent.update(assigned.resent)
         self._returning.extend(assigned.waiting)
@@ -108,11 +133,14 @@ class Intake:
     @property
     def unread(self) -> int:
         """Rows assigned and not looked at yet."""
-        return sum(reading.unread for reading in self._reading) + len(self._returning)
+        asleep = 0
+        if self._zones is not None and len(self.sleepers):
+            asleep = self.sleepers.awake(self._zones.open_flags(self._bench.clock.wall_us()))
+        return sum(reading.unread for reading in self._reading) + len(self._returning) + asleep
 
     def step(self) -> bool:
         """Read one stretch where there is room; True when something was done, so that the caller comes again."""
-        return self._read_again() or self._take_back() or self._run_ahead()
+        return self._read_again() or self._take_back() or self._wake() or self._run_ahead()
 
     def routed(self, lane: int, rows: Sequence[int]) -> None:
         """The lane of these rows, never attempted and held while their domain was looked up, is known."""
@@ -120,7 +148,7 @@ class Intake:
         for number, row in self._reader.pick(kept):
             (mailbox,) = parse_mailboxes(first_texts([row]))
             assert isinstance(mailbox, Mailbox)  # it was one when the row was held
-            self._bench.open[number] = Recipient(mailbox, row)
+            self._bench.open[number] = Recipient(mailbox, *self._values_and_zone(row))
 
     def come_back(self, waiting: Sequence[Waiting]) -> None:
         """The lane of these rows between attempts is known."""
@@ -138,23 +166,126 @@ class Intake:
         reading.unread -= rows
         start = span.first_row + first
         places = reading.attemptable(start, rows)
+        is_whole = first == 0 and reading.left is None
         if reading.left is not None and len(places) > reading.left:
             self._bench.leave_unread(reading.batch, reading.unread_from(start + places[reading.left]))
             places = places[: reading.left]
             self._reading.popleft()
         if reading.left is not None:
             reading.left -= len(places)
+        if places and self._zones is not None:
+            places = self._put_to_sleep(reading, span, start, places, self._zones, is_whole=is_whole)
         if places:
             found = self._reader.read(span, first, rows)
             self._sort_in([start + place for place in places], [found[place] for place in places], is_new=True)
         return True
+
+    # -- hours ---------------------------------------------------------------------------------------------------
+
+    def _put_to_sleep(
+        self, reading: _Reading, span: Span, start: int, places: list[int], zones: Zones, *, is_whole: bool
+    ) -> list[int]:
+        """Of the rows at `places` from `start`, those that may go now. `is_whole`: so may be any of the row group."""
+        if reading.surveyed is not span:
+            which = np.ones(span.rows, dtype=bool)
+            if reading.skip is not None:
+                first = span.first_row - reading.batch.first_row
+                which = ~reading.skip[first : first + span.rows]
+            counted = np.zeros_like(which) if reading.is_again else which
+            reading.zones = zones.numbers(self._reader.last_column(span), counted)
+            reading.surveyed = span
+            if is_whole and not zones.open_flags(self._bench.clock.wall_us())[reading.zones[which]].any():
+                # A row group of closed zones costs its zone column and nothing else.
+                asleep = np.flatnonzero(which)
+                self.sleepers.add(reading.batch, asleep + span.first_row, reading.zones[asleep])
+                reading.skip_span(span)
+                return []
+        at = np.array(places, dtype=np.int64) + (start - span.first_row)
+        is_open = zones.open_flags(self._bench.clock.wall_us())[reading.zones[at]]
+        asleep = at[~is_open]
+        self.sleepers.add(reading.batch, asleep + span.first_row, reading.zones[asleep])
+        going: list[int] = (at[is_open] - (start - span.first_row)).tolist()
+        return going
+
+    def _wake(self) -> bool:
+        """Sleepers whose hours have opened go before rows that were never read."""
+        if self._zones is None or not len(self.sleepers) or not self._scheduler.has_room():
+            return False
+        if self._reading and self._reading[0].is_again:
+            return False  # one at a time: a batch of sleepers is being read
+        woken = self.sleepers.wake(self._zones.open_flags(self._bench.clock.wall_us()))
+        if woken is None:
+            return False
+        batch, slept = woken
+        spans = self._reader.spans(batch.first_row, batch.rows)
+        reading = _Reading(batch, spans, skip=~slept, is_again=True)
+        self._reading.appendleft(reading)
+        return True
+
+    def awake(self, rows: list[int], lane: int) -> list[int]:
+        """Of rows just taken from a lane, those whose hours are open; the others wait for them, and burn no attempt."""
+        zones, bench = self._zones, self._bench
+        assert zones is not None
+        now_us = bench.clock.wall_us()
+        is_open = zones.open_flags(now_us)
+        going = []
+        for row in rows:
+            zone = bench.open[row].zone
+            if is_open[zone]:
+                going.append(row)
+                continue
+            bench.open.pop(row)
+            history = self._scheduler.history(row)
+            if history[1] is None:
+                self._scheduler.settle(row, lane)
+            self._lie_down(row, lane, zone, history, now_us)
+        return going
+
+    def _lie_down(self, row: int, lane: int, zone: int, history: tuple[int, float | None], now_us: int) -> None:
+        """A row that the scheduler has let go sleeps; one between attempts keeps its plan, and waits in the wheel."""
+        zones, bench = self._zones, self._bench
+        assert zones is not None
+        attempt, first_at = history
+        if first_at is None:
+            batch = bench.batch_of(row)
+            assert batch is not None  # it has an open row
+            self.sleepers.add(batch, np.array([row], np.int64), np.array([zone], np.uint16))
+            return
+        due_at = bench.monotonic_of(zones.opens_at(zone, now_us))
+        expires_at = first_at + bench.settings.retry.max_age.seconds
+        self._scheduler.defer(row, lane, due_at, attempt, first_at, expires_at)
+
+    @property
+    def asleep(self) -> int:
+        """Rows that wait for the hours of their zone."""
+        return len(self.sleepers)
+
+    @property
+    def next_opening(self) -> tuple[int, str] | None:
+        """When the first of them wake (UTC microseconds), and how people of their zone write that."""
+        zones = self._zones
+        if zones is None or not self.sleepers.by_zone:
+            return None
+        now_us = self._bench.clock.wall_us()
+        at_us, zone = min((zones.opens_at(zone, now_us), zone) for zone in self.sleepers.by_zone)
+        return at_us, zones.local(zone, at_us)
+
+    def _values_and_zone(self, row: Row) -> tuple[Row, int]:
+        if self._zones is None:
+            return row, OWN
+        zone = row[-1]
+        return row[:-1], self._zones.number(zone if isinstance(zone, str) else None)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
 
     def _sort_in(self, numbers: Sequence[int], found: list[Row], *, is_new: bool) -> None:
         bench, lanes, scheduler = self._bench, self._lanes, self._scheduler
         parsed = parse_mailboxes(first_texts(found))
         good = [mailbox for mailbox in parsed if isinstance(mailbox, Mailbox)]
         refused = iter(self._suppressions.check([canonical(mailbox) for mailbox in good]).tolist())
+        now_us = bench.clock.wall_us() if self._zones is not None else 0
         for number, row, mailbox in zip(numbers, found, parsed, strict=True):
+            values, zone = self._values_and_zone(row)
             if isinstance(mailbox, AddressError):
                 if not is_new:
                     scheduler.gone(number)
@@ -171,10 +302,15 @@ class Intake:
                     lanes.hold(mailbox.domain, number)
                     continue
                 kept = scheduler.add(number, lane)
+            elif self._zones is not None and not self._zones.open_flags(now_us)[zone]:
+                # Parked, or due again, and its hours have ended meanwhile.
+                history = scheduler.history(number)
+                self._lie_down(number, scheduler.gone(number), zone, history, now_us)
+                continue
             else:
                 kept = scheduler.returned(number)
             if kept:
-                bench.open[number] = Recipient(mailbox, row)
+                bench.open[number] = Recipient(mailbox, values, zone)
 
     def _read_again(self) -> bool:
         """Parked rows whose lanes have room again."""

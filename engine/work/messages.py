@@ -82,10 +82,11 @@ class Resend(Message, frozen=True):
 
 
 class Live(Message, frozen=True):
-    """Live settings, as JSON of the tables `delivery` and `retry`."""
+    """Live settings, as JSON of the tables `delivery`, `retry` and `schedule`."""
 
     delivery: bytes
     retry: bytes
+    schedule: bytes = b"{}"
 
 
 class Pause(Message, frozen=True):
@@ -179,6 +180,9 @@ class Pulse(Message, frozen=True):
     reason: str  # why nothing moves, where nothing does
     warm: list[Key] = []  # keys at which a connection is to be kept though no row waits
     urgent: list[tuple[Key, int]] = []  # rows of the demand that go before everybody else's
+    asleep: int = 0  # of `waiting`, rows for the hours of their zone
+    opens_at: tuple[int, str] | None = None  # when the first of them wake, and how people of their zone write that
+    zoneless: tuple[int, int] = (0, 0)  # rows read without a zone, and with what is none: they follow the campaign's
     commits: list[float] = []  # of the log since the last pulse: by time taken (COMMIT_BUCKETS_S), then their seconds
 
 

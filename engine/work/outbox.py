@@ -28,7 +28,7 @@ from engine.campaign import Campaign, make_private_folder
 from engine.clock import SystemClock
 from engine.compose.render import RowProblem
 from engine.config import Settings, load_settings
-from engine.control.outbox import Claimed, OutboxAway, Report, Server, State
+from engine.control.outbox import Claimed, Held, OutboxAway, Report, Server, State
 from engine.errors import Exit
 from engine.lists.suppressions import Suppressions
 from engine.outbox import connect
@@ -152,6 +152,7 @@ class OutboxWorker(Worker):
         self._looked_at = self._renewed_at = self._recovered_at = -1e9
         self._paused_by: str | None = None
         self._is_standing_by = False
+        self._claim_unsure = False
         channel.send(Started(log_id=log_id))
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -214,6 +215,8 @@ class OutboxWorker(Worker):
         if self._paused_by or self._is_standing_by or self._dispatch.paused or self._log.is_full:
             return False
         is_time = now - self._looked_at >= LOOK_ANYWAY_S
+        if self._claim_unsure:
+            await self._take_stock()
         rooms = {priority: self._queue.room(priority, self._claim_rows) for priority in PRIORITIES}
 
         def look() -> list[Claimed] | None:
@@ -224,7 +227,9 @@ class OutboxWorker(Worker):
                 found += self._outbox.claim(self._me.id, os.urandom(8).hex(), priority, room)
             return found
 
+        self._claim_unsure = True
         claimed = await self._speak(look)
+        self._claim_unsure = False
         if claimed is None:
             return False
         # Whoever found something looks again: there may be more of it.
@@ -235,6 +240,15 @@ class OutboxWorker(Worker):
             if self._queue.urgent():
                 self._pulse()  # who hands out slots and allowances hears of it now, not in a fifth of a second
         return bool(claimed)
+
+    async def _take_stock(self) -> None:
+        """The answer to a claim was lost: rows that it gave us and we do not know of go back to the table."""
+        held = await self._speak(lambda: self._outbox.held(self._me.id))
+        known = self._queue.seats.keys() | {report.id for report in self._reports}
+        unknown = [row for row in held if row.id not in known and not row.has_intent]
+        reports = [Report(id=row.id, token=row.token, state=_open_state(row), attempts=row.attempts) for row in unknown]
+        await self._speak(lambda: self._outbox.report(reports))
+        self._claim_unsure = False
 
     def _sort_in(self, claimed: Sequence[Claimed]) -> None:
         bench, now = self._bench, self._clock.monotonic()
@@ -445,10 +459,16 @@ class OutboxWorker(Worker):
         return len(self._queue.seats)
 
 
+def _open_state(row: Held) -> State:
+    return State.WAITING if row.attempts else State.QUEUED
+
+
 class _Routed:
     """In place of an intake: rows come by claims; only those held for a domain come this way."""
 
     unread = 0
+    asleep = 0
+    next_opening = None
 
     def __init__(self, bench: Workbench, queue: OutboxQueue) -> None:
         self._bench, self._queue = bench, queue

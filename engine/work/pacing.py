@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,11 +44,34 @@ class KeyState(msgspec.Struct, frozen=True):
 
 
 class Word(msgspec.Struct, frozen=True):
-    """What the operator says of a provider; None: nothing."""
+    """What the operator says of a provider, or of each of them; None: nothing."""
 
     connections: int | None = None
     per_second: float | None = None
+    share: float | None = None  # of what the budget allows
     who: str = ""
+
+    def tighter(self, other: Word) -> Word:
+        """Both hold."""
+
+        def least(a: Any, b: Any) -> Any:
+            return a if b is None else b if a is None else min(a, b)
+
+        return Word(
+            least(self.connections, other.connections),
+            least(self.per_second, other.per_second),
+            least(self.share, other.share),
+            " and ".join(dict.fromkeys(who for who in (self.who, other.who) if who)),
+        )
+
+    def __str__(self) -> str:
+        parts = [f"{self.connections} connections"] if self.connections is not None else []
+        parts += [f"{self.per_second:g}/s"] if self.per_second is not None else []
+        parts += [f"{self.share:.0%} of its budget"] if self.share is not None else []
+        return ", ".join(parts)
+
+
+EACH = "*"  # in place of a provider's name: the word holds at each
 
 
 def words_of(overrides: Iterable[Override]) -> dict[str, Word]:
@@ -55,11 +79,12 @@ def words_of(overrides: Iterable[Override]) -> dict[str, Word]:
     words: dict[str, Word] = {}
     for one in overrides:
         scope, _, provider = one.scope.partition(":")
-        if scope != "provider" or one.what not in ("connections", "per_second"):
+        if scope not in ("provider", "campaign") or one.what not in ("connections", "per_second", "share"):
             continue
+        name = provider if scope == "provider" else EACH
         with contextlib.suppress(ValueError):
             value = max(1, int(one.value)) if one.what == "connections" else max(0.01, float(one.value))
-            words[provider] = msgspec.structs.replace(words.get(provider, Word()), **{one.what: value}, who=one.who)
+            words[name] = msgspec.structs.replace(words.get(name, Word()), **{one.what: value}, who=one.who)
     return words
 
 
@@ -303,9 +328,14 @@ class Pacing:
         for name in sorted(changed):
             word = words.get(name, Word())
             self._say(
-                "slowed", provider=name, connections=word.connections, per_second=word.per_second, who=word.who or None
+                "slowed",
+                provider="each" if name == EACH else name,
+                connections=word.connections,
+                per_second=word.per_second,
+                share=word.share,
+                who=word.who or None,
             )
-        for key in [key for key in self._keys if key[1] in changed]:
+        for key in [key for key in self._keys if EACH in changed or key[1] in changed]:
             self.ledger.set_limit(key, self._limit(key), now)
             self._tell(self._pace(key, now), None)
 
@@ -339,11 +369,9 @@ class Pacing:
         if ceiling.suspended_until is not None:
             left = max(0.0, ceiling.suspended_until - self._clock.monotonic())
             return f"suspended for {left:.0f} s: {ceiling.reason}"
-        word = self._words.get(key[1])
+        word = self._word(key[1])
         if word is not None:
-            rate = f", {word.per_second:g}/s" if word.per_second is not None else ""
-            most = f"{word.connections} connections" if word.connections is not None else ""
-            return f"slowed by {word.who}: {(most + rate).removeprefix(', ')}"
+            return f"slowed by {word.who}: {word}"
         budget = self._budget(key)
         most_per_s = min((rate.per_second for rate in budget.rates), default=math.inf)
         is_slower = ceiling.rate_per_s is not None and ceiling.rate_per_s < most_per_s
@@ -467,12 +495,21 @@ class Pacing:
         if self._warming is not None and self._warming.caps(key) is not None:
             rates = (*rates, *self._warming.rates(key))
             connections = 0 if self._warming.is_used_up(key) else connections
-        if (word := self._words.get(key[1])) is not None:
+        if (word := self._word(key[1])) is not None:
+            if word.share is not None:
+                share = word.share
+                connections = min(connections, max(1, round(budget.connections * share)))
+                rates = (*rates, *(rate_of(max(rate.per_second * share, 0.01)) for rate in budget.rates))
             if word.connections is not None:
                 connections = min(connections, word.connections)
             if word.per_second is not None:
                 rates = (*rates, rate_of(max(word.per_second, 0.01)))
         return Limit(connections, rates, budget.connection_rate)
+
+    def _word(self, provider: str) -> Word | None:
+        """What the operator says of this provider and of each."""
+        own, each = self._words.get(provider), self._words.get(EACH)
+        return own.tighter(each) if own is not None and each is not None else own or each
 
     def _most(self, key: throttle.Key) -> throttle.Limits:
         if key.kind is not Kind.SOURCE:

@@ -75,6 +75,9 @@ class Progress:
         self.events: deque[dict[str, object]] = deque(maxlen=_EVENTS)
         self.replies: Counter[tuple[str, str]] = Counter()  # (provider, text) of answers that were no 250
         self.next_due_us: int | None = None
+        self.asleep = 0  # of `waiting`, rows for the hours of their zone
+        self.opens_at: tuple[int, str] | None = None  # when the first of them go, also as people there write it
+        self.zone_missing = self.zone_unknown = 0  # rows that follow the campaign's zone
         self.reason = ""
         self._started_at = started_at
         self._history: deque[tuple[float, int]] = deque([(started_at, 0)])
@@ -85,6 +88,8 @@ class Progress:
         self.suppressed += pulse.suppressed
         self.expired += pulse.expired
         self.rejected_unsent += pulse.rejected_unsent
+        self.zone_missing += pulse.zoneless[0]
+        self.zone_unknown += pulse.zoneless[1]
         if pulse.commits:
             self.log_commits = [a + b for a, b in zip(self.log_commits, pulse.commits, strict=True)]
         for told in pulse.providers:
@@ -175,6 +180,10 @@ class Progress:
             "left": self.left,
             "per_second": round(self.rate(now), 1),
             "next_due_us": self.next_due_us,
+            "asleep": self.asleep,
+            "opens_at": self.opens_at[1] if self.opens_at is not None else None,
+            "zone_missing": self.zone_missing,
+            "zone_unknown": self.zone_unknown,
             "reason": self.reason,
             "ready": self.ready,
             "parked": self.parked,

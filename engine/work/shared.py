@@ -81,6 +81,9 @@ class Shared:
         self.campaign_state = "ready"
         self.overrides: list[Override] = []
         self.exhausted = False  # nothing to claim now, and nobody living has anything that we might get
+        # Rows of ours wait for the hours of their zones: what others have not begun is theirs, or the first to wake
+        # would sweep the whole list and send it alone in the morning.
+        self.has_sleepers = False
         self.away: str | None = None
         self.heard: Callable[[list[Seen]], None] = lambda seen: None  # what other machines were told by providers
         self._signals: list[Seen] = []
@@ -326,7 +329,7 @@ class Shared:
                 text = f"{sender} (partition {partition}) has let its lease run out; its batches are free"
                 self._tell("takeover", text=text)
             claimed = self._claim_from(mine)
-            if not claimed and self._steal:
+            if not claimed and self._steal and not self.has_sleepers:
                 for partition in self._store.fullest():
                     if claimed := self._claim_from(partition):
                         text = f"batch {claimed[0].number} of partition {partition} is ours now"

@@ -54,7 +54,7 @@ from engine.work.sent_before import DAY_US, sent_before
 from engine.work.shared import Shared
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
-from engine.work.timing import complaints_of, schedule_of, why_stop
+from engine.work.timing import StopWatch, complaints_of, evidence, schedule_of
 from engine.work.warming import warming_of
 from engine.work.watching import MachineWatch
 from engine.work.worker import WorkerStart
@@ -129,6 +129,8 @@ class Supervisor:
         self._schedule = schedule_of(settings)
         self._pause_reason = ""
         self._complaints = 0
+        self._stop_watch = StopWatch(campaign.run / "stopped.json")
+        self._was_paused = False
         self._counted_at = -1e9
         self._suppressing = Suppressing(campaign, settings, plan, clock)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
@@ -147,6 +149,8 @@ class Supervisor:
         self._starting: set[asyncio.Task[Hand]] = set()
         self._ready_hands: set[str] = set()
         self._last_reason = ""
+        self._told_opening = 0
+        self._is_ended = False  # expired or cancelled: what is left stays unsent, and is open no more
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -227,16 +231,23 @@ class Supervisor:
 
     def _live(self) -> Live:
         encode = msgspec.json.Encoder(enc_hook=encode_custom).encode
-        return Live(delivery=encode(self._settings.delivery), retry=encode(self._settings.retry))
+        live = self._settings
+        return Live(delivery=encode(live.delivery), retry=encode(live.retry), schedule=encode(live.schedule))
 
     def _exit(self) -> Exit:
         codes = set(self._codes)
         if self._stopped is not None:
             codes.add(Exit(self._stopped.exit_code))
-        if any(tally.state != "done" for tally in self._store.batches() if tally.partition == self._options.partition):
+        is_open = not self._is_ended
+        if is_open and any(t.state != "done" for t in self._store.batches() if t.partition == self._options.partition):
             codes.add(Exit.ROWS_OPEN)
         settings = [code for code in codes if 20 <= code < 30]
         return settings[0] if settings else worst(*codes)
+
+    @property
+    def ended(self) -> str | None:
+        """Why nothing of this campaign is attempted any more, where that is so."""
+        return self._draining if self._is_ended else None
 
     @property
     def stopped(self) -> Stopped | None:
@@ -391,6 +402,7 @@ class Supervisor:
         hand.connections = {count.provider: count.connections for count in pulse.providers}
         hand.in_doubt += sum(count.in_doubt for count in pulse.providers)
         hand.next_due_us, hand.reason = pulse.next_due_us, pulse.reason
+        hand.asleep, hand.opens_at = pulse.asleep, pulse.opens_at
         if any(count.connections or count.accepted for count in pulse.providers) or not hand.has_demand:
             self._connected_at = now
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
@@ -543,11 +555,12 @@ class Supervisor:
 
     def _obey(self, state: str) -> None:
         """The operator's word on the campaign."""
-        if state == "cancelled" and self._draining is None:
-            self.drain("the campaign was cancelled")
         now_us = self._clock.wall_us()
-        if self._schedule.is_over(now_us) and self._draining is None:
-            self.drain(f"the campaign expired at {self._settings.campaign.expires_at}")
+        expired = self._schedule.is_over(now_us)
+        if (expired or state == "cancelled") and self._draining is None:
+            self._is_ended = True
+            at = self._settings.campaign.expires_at
+            self.drain(f"the campaign expired at {at}" if expired else "the campaign was cancelled")
         closed = self._schedule.why_closed(now_us)
         reason = "paused by the operator" if state == "paused" else closed or ""
         if reason:
@@ -557,6 +570,10 @@ class Supervisor:
             self._narrator.event("paused" if reason else "resumed", reason=reason)
             for hand in self._crew.hands.values():
                 hand.channel.send(Pause(paused=self._paused, reason=reason))
+        if self._was_paused and state == "ready":
+            # Whoever resumes has seen what there was.
+            self._stop_watch.resumed(evidence(self.progress, self._complaints))
+        self._was_paused = state == "paused"
         patience_s = self._options.max_wait_s
         if closed and patience_s is not None and self._draining is None:
             wait_s = (self._schedule.opens_at(now_us) - now_us) / 1e6
@@ -572,13 +589,14 @@ class Supervisor:
         if stop.complaint_share is not None and now - self._counted_at >= COUNT_COMPLAINTS_S:
             self._counted_at = now
             self._complaints = complaints_of(self._campaign.feedback)
-        why = why_stop(self._settings, self.progress, self._complaints)
-        if why is not None:
+        seen = evidence(self.progress, self._complaints)
+        if (why := self._stop_watch.why(stop, seen)) is not None:
+            self._stop_watch.stopped(seen)
             self._narrator.event("stopped_by_itself", reason=why)
             self._codes.add(Exit.TRY_AGAIN)
             with contextlib.suppress(StoreAway):  # the run ends either way
                 self._store.set_campaign_state("paused")
-            self.drain(f"{why}. The campaign is paused")
+            self.drain(f"{why}. The campaign is paused: `engine resume`, then `engine send`, goes on")
 
     def _sum_up(self) -> None:
         hands = self._crew.hands.values()
@@ -596,10 +614,27 @@ class Supervisor:
         if self._draining is None:
             progress.next_due_us = min(dues, default=None)
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
+        self._tell_hours()
         if self._shared is not None and self._shared.away is not None:
             progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
+
+    def _tell_hours(self) -> None:
+        """Rows that wait for the hours of their zones: how many, and until when nothing else is to do."""
+        hands, progress = self._crew.hands.values(), self.progress
+        if self._draining is None:
+            progress.asleep = sum(hand.asleep for hand in hands)
+            progress.opens_at = min((hand.opens_at for hand in hands if hand.opens_at is not None), default=None)
+        if self._shared is not None:
+            self._shared.has_sleepers = progress.asleep > 0
+        if progress.opens_at is None or any(hand.unread or hand.in_flight or hand.has_demand for hand in hands):
+            return
+        words = f"{progress.asleep:,} rows wait for the sending hours of their zones, the first until"
+        progress.reason = progress.reason or f"{words} {progress.opens_at[1]}"
+        if self._told_opening != progress.opens_at[0]:
+            self._told_opening = progress.opens_at[0]
+            self._narrator.event("waiting_for_hours", rows=progress.asleep, until=progress.opens_at[1])
 
     def _established(self) -> Counter[str]:
         """Connections by provider, over all workers, as last told."""

@@ -23,7 +23,7 @@ import msgspec
 
 from engine.campaign import Campaign
 from engine.clock import SystemClock
-from engine.config import DeliveryTable, RetryTable, Settings, decode_custom
+from engine.config import DeliveryTable, RetryTable, ScheduleTable, Settings, decode_custom
 from engine.errors import EngineError, Exit
 from engine.lists.suppressions import Suppressions
 from engine.pace.budgets import load_budgets
@@ -71,8 +71,10 @@ from engine.work.observing import Observer
 from engine.work.resolving import make_resolver
 from engine.work.routing import DirectRouting, LaneMaker, RelayRouting, budgets_file, with_ca_file_in
 from engine.work.settlement import Settlement
+from engine.work.timing import hours_of, zones_of
 from engine.work.watching import WorkerWatch
 from engine.work.windows import Gate, ReportingLog
+from engine.zones import Zones
 from formats.reply import Reply
 from formats.sendlog import Header
 
@@ -151,9 +153,19 @@ class Reading(Protocol):
     def routed(self, lane: int, rows: Sequence[int]) -> None:
         """The lane of rows that were held is known."""
 
+    @property
+    def asleep(self) -> int:
+        """Rows that wait for the hours of their zone."""
+
+    @property
+    def next_opening(self) -> tuple[int, str] | None:
+        """When the first of them wake (UTC microseconds), and how people of their zone write that."""
+
 
 class Worker:
     """Wires the parts and keeps time."""
+
+    _zones: Zones | None = None  # an outbox has none
 
     def __init__(self, start: WorkerStart, channel: Channel[Down]) -> None:
         clock = SystemClock()
@@ -194,12 +206,16 @@ class Worker:
         retry = RetryPlan.from_settings(settings.retry)
         self._routing = self._make_routing(campaign, settings, retry, rng)
         self._suppressions = Suppressions(campaign.suppression, list_id=settings.campaign.list_id)
-        reader = RowReader(plan, [plan.address_column, *composer.columns])
-        self._intake: Reading = Intake(bench, scheduler, reader, self._routing, self._suppressions)
+        self._zones = zones_of(settings)
+        zone = [settings.list.zone_column] if settings.list.zone_column is not None else []
+        reader = RowReader(plan, [plan.address_column, *composer.columns, *zone])
+        intake = Intake(bench, scheduler, reader, self._routing, self._suppressions, self._zones)
+        self._intake: Reading = intake
         if isinstance(self._routing, DirectRouting):
-            self._routing.routed = self._intake.routed
-            self._routing.come_back = self._intake.come_back
+            self._routing.routed = intake.routed
+            self._routing.come_back = intake.come_back
         self._dispatch = Dispatch(bench, composer, self._table.with_sessions)
+        self._dispatch.awake = intake.awake if self._zones is not None else None
         self._dispatch.failed = self._log_failed
         self._dispatch.signing = composer if composer.signs else None
         if self._gate is not None and isinstance(self._log, ReportingLog):
@@ -307,6 +323,9 @@ class Worker:
     def _apply(self, live: Live) -> None:
         delivery = msgspec.json.decode(live.delivery, type=DeliveryTable, dec_hook=decode_custom)
         retry = msgspec.json.decode(live.retry, type=RetryTable, dec_hook=decode_custom)
+        if self._zones is not None:
+            schedule = msgspec.json.decode(live.schedule, type=ScheduleTable)
+            self._zones.set_hours(hours_of(schedule), schedule.zone)
         self._bench.settings = msgspec.structs.replace(self._bench.settings, delivery=delivery, retry=retry)
         self._settlement.retry = RetryPlan.from_settings(retry)
         budgets = load_budgets(budgets_file(self._folder)) if isinstance(self._routing, DirectRouting) else None
@@ -507,6 +526,10 @@ class Worker:
         bench, scheduler = self._bench, self._bench.scheduler
         due = min((at for at in (scheduler.next_due(), self._routing.next_due()) if at is not None), default=None)
         demand, spent = self._table.demand(scheduler.demand()), self._table.take_spent()
+        opening, asleep = self._intake.next_opening, self._intake.asleep
+        next_due_us = bench.wall_of(due) if due is not None else None
+        if opening is not None:
+            next_due_us = min(next_due_us, opening[0]) if next_due_us is not None else opening[0]
         self._channel.send(
             Pulse(
                 invalid=bench.invalid,
@@ -518,9 +541,9 @@ class Worker:
                 open_rows=bench.open_rows,
                 ready=scheduler.ready,
                 parked=scheduler.parked,
-                waiting=scheduler.waiting + scheduler.suspended_rows() + self._routing.waiting,
+                waiting=scheduler.waiting + scheduler.suspended_rows() + self._routing.waiting + asleep,
                 in_flight=len(bench.flights),
-                next_due_us=bench.wall_of(due) if due is not None else None,
+                next_due_us=next_due_us,
                 demand=list(demand.items()),
                 spent=spent,
                 seen=self._observer.take(),
@@ -529,6 +552,9 @@ class Worker:
                 urgent=self._urgent(),
                 warm=self._warm(),
                 commits=self._log.commit_times,
+                asleep=asleep,
+                opens_at=opening,
+                zoneless=self._zones.take_zoneless() if self._zones is not None else (0, 0),
             )
         )
         bench.invalid = bench.suppressed = bench.expired = bench.refused_unsent = 0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+import pyarrow.parquet as pq
 import pytest
 
-from engine.config import parse_settings
+from engine.config import StopTable, parse_settings
 from engine.schedule import ScheduleError
-from engine.work.progress import Progress, ProviderProgress
-from engine.work.timing import schedule_of, why_stop
+from engine.work.timing import Evidence, StopWatch, schedule_of
 
 if TYPE_CHECKING:
     from tests.campaign.conftest import Operator
@@ -59,8 +61,36 @@ def test_an_expired_campaign_sends_nothing(operator: Operator) -> None:
     file = operator.campaign / "campaign.toml"
     file.write_text(file.read_text().replace("[campaign]\n", '[campaign]\nexpires_at = "2020-01-01T00:00:00Z"\n'))
     operator.run("plan", "list.parquet")
-    assert "expired" in operator.run("send", code=3).stderr
+    told = operator.run("send")
+    assert "1 rows stay unsent: the campaign expired at 2020-01-01" in told.stderr
     assert operator.received().messages == 0
+    assert operator.outcomes() == {"unsent": 1}
+
+
+@pytest.mark.slow
+def test_what_is_left_when_a_campaign_expires_is_unsent_for_that_reason_and_open_no_more(operator: Operator) -> None:
+    operator.begin(["451@example.com", *(f"u{n}@example.com" for n in range(400))], plan=False, messages_per_second=10)
+    operator.set("plan", ["1h"])  # the deferred one waits when the end comes
+    moment = datetime.now(UTC) + timedelta(seconds=20)
+    operator.set("campaign.expires_at", moment.isoformat())
+    operator.run("plan", "list.parquet")
+    told = operator.run("send")
+    assert "rows stay unsent: the campaign expired at" in told.stderr
+    took = operator.received().recipients
+    assert 0 < took < 400
+    merged = operator.run("merge-logs")
+    summary = msgspec.json.decode((operator.campaign / "report" / "summary.json").read_bytes())
+    assert summary["reasons"] == {"unsent/expired": 401 - took}
+    assert summary["outcomes"]["accepted"] == took
+    assert f"{401 - took:,} rows stay unsent: the campaign expired" in merged.stderr
+    assert {row["reason"] for row in operator.rows() if row["outcome"] == "unsent"} == {"expired"}
+    operator.run("retry-list", "--out", "next.parquet")
+    assert pq.read_metadata(operator.folder / "next.parquet").num_rows == 401 - took
+    operator.run("retry-list", "--out", "none.parquet", "--select", "unsent/waiting")
+    assert pq.read_metadata(operator.folder / "none.parquet").num_rows == 0
+    assert "it expired 20" in operator.run("status").stdout
+    assert "next: engine send" not in operator.run("send").stderr  # nothing to go on with
+    assert operator.received().recipients == took
 
 
 @pytest.mark.slow
@@ -72,6 +102,31 @@ def test_a_list_that_is_no_good_stops_the_run_and_pauses_the_campaign(operator: 
     assert "refused for good" in told.stderr
     assert told.returncode == 75
     assert operator.received().messages < 1400
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_by_itself_goes_on_after_a_resume_and_counts_only_what_comes_then(
+    operator: Operator,
+) -> None:
+    half = [f"554-dot+{n}@example.com" if n % 2 else f"u{n}@example.com" for n in range(300)]
+    operator.begin([*half, *(f"u{n}@example.com" for n in range(300, 600))], connections=1, messages_per_second=40)
+    add(operator, "[stop]\nerror_share = 0.2\nafter_rows = 20\n")
+    assert "refused for good" in operator.run("send", code=75).stderr
+    assert "paused" in operator.run("status").stdout
+    refused_first = operator.outcomes(code=3)["bounced"]
+    assert 10 <= refused_first < 100
+    operator.run("resume")
+    # Still no good: it stops again, and not before there are as many answers that say so.
+    operator.set("after_rows", 60)
+    assert "refused for good" in operator.run("send", code=75).stderr
+    refused_again = operator.outcomes(code=3)["bounced"]
+    assert refused_first + 30 <= refused_again < 150
+    operator.run("resume")
+    operator.set("error_share", 0.9)
+    operator.set("messages_per_second", 4000)
+    operator.run("send")
+    assert operator.outcomes() == {"accepted": 450, "bounced": 150}
+    assert operator.received().twice == ()
 
 
 @pytest.mark.parametrize("table", ['hours = "8 to 9"', 'zone = "Berlin"', 'hours = "08:00-09:00"\ndays = ["someday"]'])
@@ -86,13 +141,43 @@ def test_a_moment_without_offset_is_one_of_the_schedules_zone() -> None:
         schedule_of(parse_settings(text.encode()))
 
 
-def test_few_answers_prove_nothing_and_complaints_count() -> None:
-    settings = parse_settings((NEEDED.format("") + "[stop]\nerror_share = 0.1\ncomplaint_share = 0.003\n").encode())
-    progress = Progress(10_000, 0.0)
-    progress.providers["relay"] = ProviderProgress(accepted=300, rejected=100)
-    assert why_stop(settings, progress, 0) is None
-    progress.providers["relay"] = ProviderProgress(accepted=950, rejected=50)
-    assert why_stop(settings, progress, 3) is None
-    assert "0.40%" in (why_stop(settings, progress, 4) or "")
-    progress.providers["relay"] = ProviderProgress(accepted=880, rejected=120)
-    assert "12.0%" in (why_stop(settings, progress, 0) or "")
+def stop_table(text: str) -> StopTable:
+    return parse_settings((NEEDED.format("") + f"[stop]\n{text}\n").encode()).stop
+
+
+def test_few_answers_prove_nothing_and_complaints_count(tmp_path: Path) -> None:
+    stop, watch = stop_table("error_share = 0.1\ncomplaint_share = 0.003"), StopWatch(tmp_path / "stopped.json")
+    assert watch.why(stop, Evidence(answered=400, refused=100)) is None
+    assert watch.why(stop, Evidence(answered=1000, refused=50, complaints=3)) is None
+    assert "0.40%" in (watch.why(stop, Evidence(answered=1000, refused=50, complaints=4)) or "")
+    assert "12.0%" in (watch.why(stop, Evidence(answered=1000, refused=120)) or "")
+
+
+def test_complaints_about_rows_of_an_earlier_run_count_for_those_rows_too(tmp_path: Path) -> None:
+    stop, watch = stop_table("complaint_share = 0.003"), StopWatch(tmp_path / "stopped.json")
+    assert watch.why(stop, Evidence(before=100_000, answered=600, complaints=30)) is None
+
+
+def test_after_a_resume_old_evidence_counts_no_more_not_even_in_the_next_run(tmp_path: Path) -> None:
+    stop = stop_table("error_share = 0.1\ncomplaint_share = 0.003")
+    watch = StopWatch(tmp_path / "stopped.json")
+    seen = Evidence(answered=1000, refused=50, complaints=9)
+    assert watch.why(stop, seen) is not None
+    watch.stopped(seen)
+    watch = StopWatch(tmp_path / "stopped.json")  # the run after `engine resume`
+    assert watch.why(stop, Evidence(before=1000, answered=700, complaints=10)) is None
+    assert watch.why(stop, Evidence(before=1000, answered=1000, complaints=13)) is not None
+    # Another machine's run was only paused, and goes on.
+    watch = StopWatch(tmp_path / "other.json")
+    seen = Evidence(answered=1000, refused=300, complaints=9)
+    assert watch.why(stop, seen) is not None
+    watch.resumed(seen)
+    assert watch.why(stop, Evidence(answered=1600, refused=301, complaints=9)) is None
+    assert watch.why(stop, Evidence(answered=1600, refused=400, complaints=9)) is not None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"answered": "many"}'])
+def test_a_broken_memory_of_the_last_stop_is_no_reason_to_fail(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "stopped.json").write_bytes(content)
+    watch = StopWatch(tmp_path / "stopped.json")
+    assert watch.why(stop_table("complaint_share = 0.003"), Evidence(answered=1000, complaints=9)) is not None

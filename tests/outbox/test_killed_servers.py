@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow.compute as pc
 import pytest
 
 from engine.control.outbox import Mail
 from engine.rehearse.record import read_record
+from tests.outbox.test_beside_a_campaign import newsletter
 
 if TYPE_CHECKING:
     from tests.outbox.conftest import PostOffice
@@ -24,12 +29,17 @@ def outcome(state: str) -> str:
     return state.partition("/")[0]
 
 
-def kill_and_count(office: PostOffice, rows: int, kills: int, seed: int) -> None:
-    """Write rows while servers are killed; then hold the table against the sink's record."""
+def kill_and_count(office: PostOffice, rows: int, kills: int, seed: int, campaign: Path | None = None) -> None:
+    """Write rows while servers are killed; then hold the table against the sink's record.
+
+    With a campaign its senders serve the outbox, and are killed: the whole of them, their supervisor, or its server of
+    the outbox alone.
+    """
     rng = random.Random(seed)
     written = 0
     while kills:
-        server = office.serve_and_join()  # from then on any moment will do
+        server = office.join(lambda: office.serve() if campaign is None else office.send(campaign))
+        # From then on any moment will do.
         until = time.monotonic() + rng.uniform(0.05, 0.6)
         while time.monotonic() < until:
             some = min(rng.randint(1, 40), rows - written)
@@ -46,6 +56,8 @@ def kill_and_count(office: PostOffice, rows: int, kills: int, seed: int) -> None
             )
             written += some
             time.sleep(0.01)
+        if campaign is not None:
+            kill_some(office, server.pid, rng.choice(("group", "supervisor", "outbox")))
         office.stop(server, signal.SIGKILL)
         kills -= 1
     last = office.serve_and_join()
@@ -62,12 +74,24 @@ def kill_and_count(office: PostOffice, rows: int, kills: int, seed: int) -> None
     had = set(pc.unique(taken["recipient"]).to_pylist())
     assert office.received().twice == ()
     assert len(ended) == written
+    had = {address for address in had if not address.startswith("reader")}
     assert {address for address, state in ended.items() if state == "accepted"} <= had
     assert had <= {address for address, state in ended.items() if state in ("accepted", "in_doubt")}
     assert set(ended.values()) <= {"accepted", "in_doubt"}, [
         row for row in office.box.rows(None, 0, rows) if row.state == "waiting"
     ]
     assert list(ended.values()).count("in_doubt") <= written / 2
+
+
+def kill_some(office: PostOffice, pid: int, who: str) -> None:
+    """SIGKILL for a sender, its children included or not, or for the process of it that serves the outbox."""
+    if who == "group":
+        os.killpg(pid, signal.SIGKILL)
+    elif who == "outbox":
+        alive = [server for server in office.box.servers() if server.state == "alive" and server.kind == "send"]
+        with contextlib.suppress(ProcessLookupError):
+            office.kill_pid(alive[-1].pid)
+        time.sleep(0.3)
 
 
 @pytest.mark.slow
@@ -79,6 +103,28 @@ def test_none_twice_none_lost(office: PostOffice) -> None:
 @pytest.mark.postgres
 def test_none_twice_none_lost_in_postgresql(shared_office: PostOffice) -> None:
     kill_and_count(shared_office, rows=300, kills=2, seed=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_none_twice_none_lost_beside_a_campaign_that_is_killed(office: PostOffice, tmp_path: Path, seed: int) -> None:
+    office.set("store", '"sqlite:outbox.sqlite"\nlease = "2s"')
+    campaign = newsletter(office, tmp_path, 1500, connections=4, per_second=150)
+    kill_and_count(office, rows=200, kills=4, seed=200 + seed, campaign=campaign)
+    sender = office.send(campaign)
+    assert sender.wait(timeout=60) == 0
+    office.run("merge-logs", "--campaign", str(campaign), code=None)
+    merged = msgspec.json.decode((campaign / "report" / "summary.json").read_bytes())
+    in_doubt = merged["outcomes"]["in_doubt"]
+    assert merged["outcomes"]["accepted"] + in_doubt == merged["rows"] == 1500
+    readers = {name for name in taken_by(office) if name.startswith("reader")}
+    assert 1500 - in_doubt <= len(readers) <= 1500
+    assert office.received().twice == ()
+
+
+def taken_by(office: PostOffice) -> set[str]:
+    assert office.sink.record is not None
+    return set(read_record(office.sink.record)["recipient"].to_pylist())
 
 
 @pytest.mark.slow

@@ -181,3 +181,33 @@ def test_operators_words(box: Outbox) -> None:
     assert box.knobs() == {"paused": "because"}
     assert box.forget(box.now_us() + 1_000_000) == 2
     assert box.owners() == ["me"]
+
+
+def test_a_claim_in_a_full_table_reads_the_index_in_its_order_and_nothing_else(where: str, box: Outbox) -> None:
+    import sqlite3
+
+    import psycopg
+
+    from engine.control.statements import load_statements
+
+    fill = "INSERT INTO outbox (priority, address, template, not_before_us) SELECT 3, 'a@example.com', 't', n * 10 FROM"
+    if where.startswith("postgres"):
+        with psycopg.connect(where, autocommit=True) as db:
+            db.execute(f"{fill} generate_series(1, 20000) AS n")  # type: ignore[arg-type]  # words of ours
+            db.execute("ANALYZE outbox")
+            claim = load_statements("outbox_postgres.sql")["claim"]
+            asked = {"priority": 1, "most": 100, "token": "t", "owner": "me"}
+            plan = "\n".join(line for (line,) in db.execute(f"EXPLAIN {claim}", asked).fetchall())  # type: ignore[arg-type]
+        assert "Index Scan using outbox_due" in plan, plan
+        assert "Sort" not in plan, plan
+        assert "Seq Scan on outbox" not in plan, plan
+    else:
+        opened = sqlite3.connect(where)
+        opened.execute(f"WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n LIMIT 20000) {fill} n")
+        opened.commit()
+        claim = load_statements("outbox_sqlite.sql")["claim"]
+        steps = [step for *_, step in opened.execute(f"EXPLAIN QUERY PLAN {claim}", ("t", "me", 1, 100, 10**18))]
+        opened.close()
+        assert any("INDEX outbox_due (priority=? AND not_before_us<?)" in step for step in steps), steps
+        assert not any("B-TREE" in step or step == "SCAN outbox" for step in steps), steps
+    assert box.claim("me", "t", 1, 100) == []
