@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from engine.errors import EngineError, Exit
 
+DAY_S = 86_400.0
 SHIPPED = Path(__file__).with_name("warmups.toml")
 ENOUGH_ACCEPTED = 0.9
 IDLE_DAYS = 30
@@ -74,6 +75,12 @@ class Caps(msgspec.Struct, frozen=True):
 
     daily: int | None
     hourly: int | None
+
+    @property
+    def per_s(self) -> float:
+        """The pace within a day: its cap is spread over twelve hours, and no hour has more than its own."""
+        daily = math.inf if self.daily is None else self.daily / (_BUSY_HOURS * 3600)
+        return min(daily, math.inf if self.hourly is None else self.hourly / 3600)
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -14,6 +14,8 @@ from engine.rehearse.models import load_world
 from engine.rehearse.rehearsal import Compared, Rehearsal, Rehearsed
 from engine.route.provider import load_providers
 
+LATE_SHARE = 0.05  # of the longest planned time; a late start of more spoils the comparison
+
 
 @click.command()
 @campaign_option
@@ -57,13 +59,13 @@ def rehearse(
     )
     done = rehearsal.run()
     if picture is not None:
-        from engine.rehearse.drawing import read_course, svg_of
+        from engine.rehearse.drawing import svg_of
 
         title = f"rehearsal of {made.campaign_id}: {done.rows:,} rows" + (f", time x {speed:g}" if speed != 1 else "")
-        picture.write_text(svg_of(read_course(done.lines, speed=speed), title), "utf-8")
+        picture.write_text(svg_of(done.course, title), "utf-8")
     if as_json:
         figures = msgspec.to_builtins(done)
-        figures.pop("lines")
+        figures.pop("course")
         click.echo(msgspec.json.encode(figures).decode())
     else:
         _print(done)
@@ -75,6 +77,13 @@ def _print(done: Rehearsed) -> None:
     click.echo(heads + "  refused")
     for one in done.providers:
         click.echo(_line(one))
+    longest = max((one.planned_s or 0.0 for one in done.providers), default=0.0)
+    if done.late_s > LATE_SHARE * longest:
+        click.echo(
+            f"note: connections came up to {done.late_s:.1f} s of the campaign's time late to their first message:"
+            f" that is this machine, not the plan. A lower --speed or more rows make it matter less.",
+            err=True,
+        )
 
 
 def _line(one: Compared) -> str:
