@@ -73,12 +73,12 @@ def accepts(provider: str, rows: int, share: float, terms: Terms) -> Accepts:
     """A provider's side, for so many rows, which are this share of the list."""
     is_shared = terms.budgets.of(provider).scope == "campaign"
     sources = _together(terms.sources) if is_shared else _in_use(terms.sources)
-    limits, rate = _limits(provider, sources, terms)
-    courses = _courses(provider, rows, share, sources, terms)
+    kinds = _kinds(provider, sources, terms.budgets)
+    limits, rate = _limits(kinds, len(sources), terms)
+    courses = _courses(rows, share, kinds, terms)
     slowest = max(courses, key=lambda course: math.inf if course.eta_s is None else course.eta_s)
     by_deadline, today = (min(rows, sum(getattr(c, name) for c in courses)) for name in ("by_deadline", "today"))
-    warm = Source("warm")
-    alone = _course(rows, share, warm, _budget(terms.budgets, provider, warm), terms).by_deadline
+    alone = _course(rows, share, Source("warm"), terms.budgets.of(provider), terms).by_deadline
     needed = None if is_shared or not alone else math.ceil(rows / alone)
     if is_shared and by_deadline >= rows:
         needed = 1
@@ -117,9 +117,8 @@ def accepts_tail(rows: int, domains: int, share: float, terms: Terms) -> Accepts
         return told
     # Under a warm-up a day's cap is the source's: all small destinations have one part of it together.
     wide = Budgets(BudgetFile(default=Section(connections=10**9, messages_per_connection=1)), BudgetFile())
-    courses = _courses(
-        OTHER, rows, share, _in_use(terms.sources), msgspec.structs.replace(terms, budgets=wide, connect_s=0.0)
-    )
+    terms = msgspec.structs.replace(terms, budgets=wide, connect_s=0.0)
+    courses = _courses(rows, share, _kinds(OTHER, _in_use(terms.sources), wide), terms)
     slowest = max(courses, key=lambda course: math.inf if course.eta_s is None else course.eta_s)
     today = min(rows, sum(course.today for course in courses))
     return msgspec.structs.replace(
@@ -170,33 +169,38 @@ def _together(sources: Sequence[Source]) -> tuple[Source, ...]:
     return (msgspec.structs.replace(sources[0], warmup_day=min(young, default=None), weight=1),)
 
 
-def _budget(budgets: Budgets, provider: str, source: Source) -> Budget:
-    # A source that the file does not name has no sections of its own; asked for as nobody, it is resolved once.
-    is_named = any(source.name == named.name for named in budgets.sources)
-    return budgets.of(provider, source.name if is_named else None)
+class _Kind(msgspec.Struct, frozen=True):
+    """So many sources alike: with one budget, of one age and weight."""
+
+    budget: Budget
+    source: Source
+    count: int
 
 
-def _courses(provider: str, rows: int, share: float, sources: Sequence[Source], terms: Terms) -> list[_Course]:
-    """One course for each kind of source; those alike are counted once and multiplied."""
-    kinds: dict[tuple[Budget, int | None, int], list[Source]] = {}
+def _kinds(provider: str, sources: Sequence[Source], budgets: Budgets) -> list[_Kind]:
+    """The sources, those alike as one: there are many providers, and they are counted once for each kind."""
+    counts: dict[tuple[str | None, int | None, int], int] = {}
+    first: dict[tuple[str | None, int | None, int], Source] = {}
     for source in sources:
-        kind = (_budget(terms.budgets, provider, source), source.warmup_day, source.weight)
-        kinds.setdefault(kind, []).append(source)
-    total = sum(source.weight for source in sources)
+        own = source.name if budgets.has_own(provider, source.name) else None
+        kind = (own, source.warmup_day, source.weight)
+        first.setdefault(kind, source)
+        counts[kind] = counts.get(kind, 0) + 1
+    return [_Kind(budgets.of(provider, kind[0]), first[kind], count) for kind, count in counts.items()]
+
+
+def _courses(rows: int, share: float, kinds: Sequence[_Kind], terms: Terms) -> list[_Course]:
+    """One course for each kind of source, with the rows that weights draw to it."""
+    total = sum(kind.source.weight * kind.count for kind in kinds)
     courses: list[_Course] = []
     weight, given = 0, 0
-    for (budget, _, each), alike in kinds.items():
-        weight += each * len(alike)
+    for kind in kinds:
+        weight += kind.source.weight * kind.count
         mine = rows * weight // total - given
         given += mine
-        one = _course(-(-mine // len(alike)), share, alike[0], budget, terms)
-        courses.append(
-            msgspec.structs.replace(
-                one,
-                today=min(mine, one.today * len(alike)),
-                by_deadline=min(mine, one.by_deadline * len(alike)),
-            )
-        )
+        one = _course(-(-mine // kind.count), share, kind.source, kind.budget, terms)
+        today, by_deadline = min(mine, one.today * kind.count), min(mine, one.by_deadline * kind.count)
+        courses.append(msgspec.structs.replace(one, today=today, by_deadline=by_deadline))
     return courses
 
 
@@ -228,18 +232,17 @@ def _fluid(budget: Budget, terms: Terms) -> float:
     return min(per_s for name, (per_s, _) in speeds.items() if name != "messages a day")
 
 
-def _limits(provider: str, sources: Sequence[Source], terms: Terms) -> tuple[list[Bind], float]:
+def _limits(kinds: Sequence[_Kind], sources: int, terms: Terms) -> tuple[list[Bind], float]:
     """Each limit summed over the sources, and the rate when each source keeps its own tightest."""
     totals: dict[str, float] = {}
     words: dict[str, str] = {}
     rate = 0.0
-    for source in sources:
-        budget = _budget(terms.budgets, provider, source)
-        rate += _fluid(budget, terms)
-        for name, (per_s, arithmetic) in _speeds(budget, terms.connect_s, terms.message_s).items():
-            totals[name] = totals.get(name, 0.0) + per_s
+    for kind in kinds:
+        rate += _fluid(kind.budget, terms) * kind.count
+        for name, (per_s, arithmetic) in _speeds(kind.budget, terms.connect_s, terms.message_s).items():
+            totals[name] = totals.get(name, 0.0) + per_s * kind.count
             words[name] = arithmetic
-    many = f", {len(sources)} sources" if len(sources) > 1 else ""
+    many = f", {sources} sources" if sources > 1 else ""
     return [Bind(name, totals[name], words[name] + many) for name in totals], rate
 
 

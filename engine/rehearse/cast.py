@@ -1,4 +1,4 @@
-"""Who plays whom in a rehearsal: which domains each played provider has, where it listens, and what it lets us do. Pure.
+"""Who plays whom in a rehearsal: which domains a played provider has, where it listens, what it lets us do. Pure.
 
 Known domains go to their providers. Of the others, large ones and those that a budget or the warm-up names are
 played each by itself; all that are left are the tail, one model whose domains are destinations of their own.

@@ -34,7 +34,6 @@ from engine.rehearse.sink import Sink, SinkSettings
 from engine.rehearse.steering import Act, Kind, Phase
 from formats.reply import Reply
 
-
 # Real seconds: whoever is back so soon was there in time, for a transaction's round trips are in the model's time.
 _ROUND_TRIP_S = 0.1
 
