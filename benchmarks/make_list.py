@@ -3,7 +3,7 @@
     python benchmarks/make_list.py OUT --rows 10_000_000 --files 4
     python benchmarks/make_list.py OUT --rows 1_000_000 --format csv
     python benchmarks/make_list.py OUT --rows 100_000_000 --files 64 --prepared    # 64 files, 10,048 row groups, 5 GB
-    python benchmarks/make_list.py OUT --rows 100_000_000 --files 64 --prepared --linked    # 83 MB, for planning
+    python benchmarks/make_list.py OUT --rows 100_000_000 --files 64 --prepared --linked    # 95 MB, for planning
 
 Domains follow a shape like that of a consumer list: a dozen big ones, then a long tail. Half a percent of the rows are
 duplicates, two in a thousand no addresses, some written with spaces and capitals. `--suppressions N` also writes

@@ -73,15 +73,19 @@ def rehearse(
 
 
 def _print(done: Rehearsed) -> None:
-    heads = f"{'provider':<20}{'rows':>10}{'accepted':>10}{'planned':>12}{'reached':>12}{'ratio':>8}{'connections':>13}"
+    heads = (
+        f"{'provider':<20}{'rows':>10}{'accepted':>10}{'planned':>12}{'reached':>12}{'late':>8}{'ratio':>8}"
+        f"{'connections':>13}"
+    )
     click.echo(heads + "  refused")
     for one in done.providers:
         click.echo(_line(one))
     longest = max((one.planned_s or 0.0 for one in done.providers), default=0.0)
-    if done.late_s > LATE_SHARE * longest:
+    late_s = max((one.late_s for one in done.providers), default=0.0)
+    if late_s > LATE_SHARE * longest:
         click.echo(
-            f"note: connections came up to {done.late_s:.1f} s of the campaign's time late to their first message:"
-            f" that is this machine, not the plan. A lower --speed or more rows make it matter less.",
+            "note: this machine was too busy to shake hands in time. `late` is left out of the ratio;"
+            " a lower --speed or more rows make it matter less.",
             err=True,
         )
 
@@ -92,6 +96,6 @@ def _line(one: Compared) -> str:
     ratio = f"{one.ratio:.2f}" if one.ratio is not None else "-"
     refused = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(one.refused.items()))
     return (
-        f"{one.provider:<20}{one.rows:>10,}{one.accepted:>10,}{planned:>12}{reached:>12}{ratio:>8}"
+        f"{one.provider:<20}{one.rows:>10,}{one.accepted:>10,}{planned:>12}{reached:>12}{one.late_s:>6.1f} s{ratio:>8}"
         f"{one.most_connections:>13,}  {refused or 'none'}"
     )

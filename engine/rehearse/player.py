@@ -56,7 +56,7 @@ class Report(msgspec.Struct):
     most_connections: int = 0  # of one source at one time
     first_accepted_s: float | None = None
     last_accepted_s: float | None = None
-    late_s: float = 0.0  # the most that a connection's first transaction came later than the model says
+    late_s: float = 0.0  # by how much connections came late to their first transaction, summed over all of them
     sources: dict[str, FromSource] = {}
 
 
@@ -233,7 +233,7 @@ class PlayedProvider(Sink):
         """When a transaction that takes so long is over; the next one begins then."""
         before = self._busy_until.get(conversation, 0.0)
         if not conversation.messages and before:
-            self._report.late_s = max(self._report.late_s, now - before)
+            self._report.late_s += max(0.0, now - before)
         is_back = now - before < _ROUND_TRIP_S * self._player.speed
         due_s = self._busy_until[conversation] = (before if is_back else now) + takes_s
         return due_s

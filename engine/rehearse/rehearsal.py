@@ -55,7 +55,8 @@ class RehearsalFailed(EngineError):
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """One provider: what the capacity plan says and what the rehearsal reached.
 
-    Seconds of the campaign's time, from the first connection to anybody until the last message accepted there.
+    Seconds of the campaign's time, from the first connection to anybody until the last message accepted there. Of
+    them a connection spent `late_s` on the average because this machine was busy with handshakes.
     """
 
     provider: str
@@ -63,13 +64,16 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     accepted: int
     planned_s: float | None
     reached_s: float | None
+    late_s: float
     refused: dict[str, int]
     most_connections: int
 
     @property
     def ratio(self) -> float | None:
-        """Reached over planned."""
-        return self.reached_s / self.planned_s if self.planned_s and self.reached_s is not None else None
+        """Reached, less what this machine was late, over planned."""
+        if not self.planned_s or self.reached_s is None:
+            return None
+        return (self.reached_s - self.late_s) / self.planned_s
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +83,6 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
     speed: float
     providers: list[Compared]
     exit_code: int
-    late_s: float  # so much later than they should connections came to their first message: this machine's share
     course: list[Moment]
 
 
@@ -141,7 +144,6 @@ class Rehearsal:
             speed=self._speed,
             providers=self._compare(cast, reports),
             exit_code=code,
-            late_s=max((report.late_s for report in reports.values()), default=0.0),
             course=course_of(self._seen),
         )
 
@@ -302,13 +304,19 @@ class Rehearsal:
                     accepted=report.accepted,
                     planned_s=_latest(planned[key] for key in (tail if name == TAIL else (name,))),
                     reached_s=report.last_accepted_s - began if report.last_accepted_s is not None else None,
+                    late_s=report.late_s / max(1, _most(report)),
                     refused={kind: count for kind, count in report.answers.items() if kind != "accepted"},
-                    most_connections=max((source.most_connections for source in report.sources.values()), default=0),
+                    most_connections=_most(report),
                 )
                 for name, report in reports.items()
             ),
             key=lambda one: -one.rows,
         )
+
+
+def _most(report: Report) -> int:
+    """Connections of one source at one time."""
+    return max((source.most_connections for source in report.sources.values()), default=0)
 
 
 def _latest(times: Iterable[float | None]) -> float | None:
