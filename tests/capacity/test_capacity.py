@@ -16,8 +16,9 @@ from engine.commands.capacity import capacity_command
 from engine.errors import EngineError
 from engine.pace.allowance import Purse
 from engine.pace.budgets import BudgetFile, Budgets, Section, Source, load_budgets
+from engine.rehearse.course import Course
 from engine.rehearse.models import Model, World
-from engine.rehearse.simulate import Course, simulate
+from engine.rehearse.simulate import simulate
 from engine.warmup import WarmupInTheFuture, schedule_named
 
 CLASSICAL = {"google": 45_000_000, "outlook_consumer": 15_000_000, "yahoo": 12_000_000}

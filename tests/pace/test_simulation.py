@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from engine.commands.simulate import simulate as command
 from engine.pace.retry import RetryPlan
+from engine.rehearse.course import Course, Told
 from engine.rehearse.models import (
     Change,
     Model,
@@ -24,7 +25,7 @@ from engine.rehearse.models import (
     rows_of,
     shipped_worlds,
 )
-from engine.rehearse.simulate import Course, Told, simulate
+from engine.rehearse.simulate import simulate
 
 HOUR = 3600.0
 
