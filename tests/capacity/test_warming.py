@@ -106,6 +106,24 @@ def test_small_destinations_share_a_part_and_come_day_by_day() -> None:
     assert first < second
 
 
+def test_a_clock_that_jumps_gives_nobody_more_than_a_cap() -> None:
+    warming = Warming(warmup(), 1.0)
+    send(warming, NOON, 30)
+    # Set back by a month: the day goes on, and what was sent in it stays sent.
+    assert list(warming.tick(NOON - 30 * DAY_US)) == []
+    send(warming, NOON - 30 * DAY_US, 20)
+    assert warming.is_used_up(KEY)
+    assert list(warming.tick(NOON - 29 * DAY_US)) == []
+    # Set right again, it ends when it would have.
+    assert list(warming.tick(NOON + DAY_US - 1)) == []
+    (turned,) = warming.tick(NOON + DAY_US)
+    assert turned.after.stage == 2
+    # A jump ahead over weeks is one day's end, not many.
+    send(warming, NOON + DAY_US, 100)
+    assert [turned.after.stage for turned in warming.tick(NOON + 20 * DAY_US)] == [3]
+    assert list(warming.tick(NOON + 21 * DAY_US)) == []
+
+
 def test_a_rehearsals_day_is_as_long_as_its_plan_says() -> None:
     warming = Warming(warmup(day_s=24.0), 1.0)
     assert [(rate.per_s, rate.spread_s) for rate in warming.rates(KEY)] == [(24.0, 12.0), (1.0, None)]
