@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import msgspec
 
 from engine.pace.scheduler import Scheduler
+from engine.rehearse.course import Course, Told
 from engine.rehearse.models import Outage, World, load_world
-from engine.rehearse.simulate import Course, Told, simulate
+from engine.rehearse.simulate import simulate
 
 
 def decisions(rows: int) -> None:

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from engine.errors import EngineError, Exit
 
+DAY_S = 86_400.0
 SHIPPED = Path(__file__).with_name("warmups.toml")
 ENOUGH_ACCEPTED = 0.9
 IDLE_DAYS = 30
-_BUSY_HOURS = 12  # a day's cap is used within twelve hours at the earliest: bursts are what new addresses are judged by
+BUSY_HOURS = 12  # a day's cap is used within twelve hours at the earliest: bursts are what new addresses are judged by
 
 
 class UnknownSchedule(EngineError):
@@ -59,7 +60,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             return None
         if day <= len(self.hourly):
             return self.hourly[day - 1]
-        return max(1, math.ceil(daily / _BUSY_HOURS))
+        return max(1, math.ceil(daily / BUSY_HOURS))
 
     def caps(self, day: int, share: float) -> Caps:
         """A provider's part of the day, by its share of the rows; at least one message."""
@@ -74,6 +75,12 @@ class Caps(msgspec.Struct, frozen=True):
 
     daily: int | None
     hourly: int | None
+
+    @property
+    def per_s(self) -> float:
+        """The pace within a day: its cap is spread over twelve hours, and no hour has more than its own."""
+        daily = math.inf if self.daily is None else self.daily / (BUSY_HOURS * 3600)
+        return min(daily, math.inf if self.hourly is None else self.hourly / 3600)
 
 
 class Progress(msgspec.Struct, frozen=True):
@@ -148,23 +155,39 @@ def spread(
     return days
 
 
-def lay_out(rows: Mapping[str, int], days: Sequence[int | None], schedule: Schedule, *, most: int = 3650) -> list[int]:
+def lay_out(
+    rows: Mapping[str, int],
+    days: Sequence[int | None],
+    schedule: Schedule,
+    *,
+    weights: Sequence[int] = (),
+    most: int = 3650,
+) -> list[int]:
     """Rows a day by the caps alone, for sources on these days (None: warm), if each stage is left after its day.
 
-    A warm source has no cap, so what its providers have left goes on that day.
+    Rows are drawn to sources by weight, evenly where there are none: what a warm source has goes on the first day, and
+    what was drawn to a young one waits for it.
     """
-    left = dict(rows)
-    total = max(1, sum(left.values()))
+    weights = tuple(weights) if any(weights) else (1,) * len(days)
+    total = max(1, sum(rows.values()))
     shares = {name: count / total for name, count in rows.items()}
+    left: dict[tuple[str, int], int] = {}
+    for name, count in rows.items():
+        given = weight = 0
+        for place, each in enumerate(weights):
+            weight += each
+            left[name, place] = count * weight // sum(weights) - given
+            given += left[name, place]
     found: list[int] = []
     for day in range(most):
         if not any(left.values()):
             break
         today = 0
-        for name, count in left.items():
-            caps = [schedule.caps(began + day, shares[name]).daily if began is not None else None for began in days]
-            sent = count if None in caps else min(count, sum(cap for cap in caps if cap is not None))
-            left[name] = count - sent
+        for (name, place), count in left.items():
+            began = days[place]
+            cap = schedule.caps(began + day, shares[name]).daily if began is not None else None
+            sent = count if cap is None else min(count, cap)
+            left[name, place] = count - sent
             today += sent
         found.append(today)
     return found

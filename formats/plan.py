@@ -43,7 +43,8 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The caps that `send` keeps while sources are young: messages a day and source, and each provider's part of them.
 
     `daily[n - 1]` is the n-th day's cap, `hourly` may be empty (derived). Providers that are not in `shares` are one
-    together, with `other_share` of the cap and `other_rows` rows.
+    together, with `other_share` of the cap and `other_rows` rows. `day_s` is how long a day lasts: a rehearsal's is
+    shorter, and so are its hours.
     """
 
     schedule: str
@@ -53,6 +54,7 @@ class Warmup(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     shares: dict[str, float]
     other_share: float = 0.0
     other_rows: int = 0
+    day_s: float = 86_400.0
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -107,7 +107,12 @@ def forecast(
         warmup = _warmup(schedule, counts, sources)
         made = msgspec.structs.replace(made, warmup=warmup)
         counts = _folded(counts, warmup)
-        rows_per_day = lay_out(_portions(counts), [source.warmup_day for source in sources], schedule)
+        rows_per_day = lay_out(
+            _portions(counts),
+            [source.warmup_day for source in sources],
+            schedule,
+            weights=[source.weight for source in sources],
+        )
         notes.append(
             f"each provider's rows go in the order of the list, and `engine prepare` put them by {engaged_first}"
             if engaged_first

@@ -14,6 +14,8 @@ from engine.rehearse.models import load_world
 from engine.rehearse.rehearsal import Compared, Rehearsal, Rehearsed
 from engine.route.provider import load_providers
 
+LATE_SHARE = 0.05  # of the longest planned time; a late start of more spoils the comparison
+
 
 @click.command()
 @campaign_option
@@ -57,13 +59,13 @@ def rehearse(
     )
     done = rehearsal.run()
     if picture is not None:
-        from engine.rehearse.drawing import read_course, svg_of
+        from engine.rehearse.drawing import svg_of
 
         title = f"rehearsal of {made.campaign_id}: {done.rows:,} rows" + (f", time x {speed:g}" if speed != 1 else "")
-        picture.write_text(svg_of(read_course(done.lines, speed=speed), title), "utf-8")
+        picture.write_text(svg_of(done.course, title), "utf-8")
     if as_json:
         figures = msgspec.to_builtins(done)
-        figures.pop("lines")
+        figures.pop("course")
         click.echo(msgspec.json.encode(figures).decode())
     else:
         _print(done)
@@ -71,10 +73,21 @@ def rehearse(
 
 
 def _print(done: Rehearsed) -> None:
-    heads = f"{'provider':<20}{'rows':>10}{'accepted':>10}{'planned':>12}{'reached':>12}{'ratio':>8}{'connections':>13}"
+    heads = (
+        f"{'provider':<20}{'rows':>10}{'accepted':>10}{'planned':>12}{'reached':>12}{'late':>8}{'ratio':>8}"
+        f"{'connections':>13}"
+    )
     click.echo(heads + "  refused")
     for one in done.providers:
         click.echo(_line(one))
+    longest = max((one.planned_s or 0.0 for one in done.providers), default=0.0)
+    late_s = max((one.late_s for one in done.providers), default=0.0)
+    if late_s > LATE_SHARE * longest:
+        click.echo(
+            "note: this machine was too busy to shake hands in time. `late` is left out of the ratio;"
+            " a lower --speed or more rows make it matter less.",
+            err=True,
+        )
 
 
 def _line(one: Compared) -> str:
@@ -83,6 +96,6 @@ def _line(one: Compared) -> str:
     ratio = f"{one.ratio:.2f}" if one.ratio is not None else "-"
     refused = ", ".join(f"{count:,} {kind.replace('_', ' ')}" for kind, count in sorted(one.refused.items()))
     return (
-        f"{one.provider:<20}{one.rows:>10,}{one.accepted:>10,}{planned:>12}{reached:>12}{ratio:>8}"
+        f"{one.provider:<20}{one.rows:>10,}{one.accepted:>10,}{planned:>12}{reached:>12}{one.late_s:>6.1f} s{ratio:>8}"
         f"{one.most_connections:>13,}  {refused or 'none'}"
     )

@@ -11,9 +11,9 @@ import click
 import msgspec
 
 from engine.commands.common import span
+from engine.rehearse.course import Course, Told
 from engine.rehearse.models import load_world
 from engine.rehearse.picture import picture
-from engine.rehearse.simulate import Course, Told
 from engine.rehearse.simulate import simulate as play
 
 

@@ -183,6 +183,11 @@ class Budgets:
         source, provider = key
         return self.of(provider, None if source == ALL_SOURCES else source).limit()
 
+    def has_own(self, provider: str, source: str) -> bool:
+        """Whether the source has words of its own for the provider; without, its budget is everybody's."""
+        section = self._own.source.get(source)
+        return section is not None and provider in section.provider
+
     def named_providers(self) -> set[str]:
         """Providers that some section names."""
         return set(self._shipped.provider) | set(self._own.provider)

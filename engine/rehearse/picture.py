@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from engine.rehearse.simulate import Sample
+from engine.rehearse.course import Sample
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 900, 110, 110, 46, 26
 _POINTS = 450  # minutes are averaged so that a line has at most so many points

@@ -11,8 +11,10 @@ and waits alike; a world then needs 60 times the messages a second, which is wha
     await player.stop()
     player.reports()["bigmail"].accepted
 
-A model's time for a transaction is spent before the reply to the content, its time for a connection before the
-greeting. Refusals come at RCPT, except for policy (to the content) and silence (to the content). Chance is drawn from
+A model's time for a transaction is spent before the reply to the content. Half of its time for a connection is spent
+before the greeting and the rest before the first reply to a content, for the TLS handshake lies between. What this
+machine needs for handshakes and round trips is part of these times, not added to them, or compressed time would
+stretch it. Refusals come at RCPT, except for policy (to the content) and silence (to the content). Chance is drawn from
 the seed and the recipient's address, so that a run with another sender meets the same unknown users.
 """
 
@@ -32,6 +34,9 @@ from engine.rehearse.sink import Sink, SinkSettings
 from engine.rehearse.steering import Act, Kind, Phase
 from formats.reply import Reply
 
+# Real seconds: whoever is back so soon was there in time, for a transaction's round trips are in the model's time.
+_ROUND_TRIP_S = 0.1
+
 
 class FromSource(msgspec.Struct):
     """What came from one source address, counted where it arrived. Refused connections count while they are open."""
@@ -44,11 +49,14 @@ class FromSource(msgspec.Struct):
 class Report(msgspec.Struct):
     """What one provider has seen. Times are seconds of the models since the player started."""
 
+    now_s: float = 0.0  # when the report was made
+    first_opened_s: float | None = None  # the first connection
     accepted: int = 0
     answers: dict[str, int] = {}  # by kind, refusals and refused connections included
     most_connections: int = 0  # of one source at one time
     first_accepted_s: float | None = None
     last_accepted_s: float | None = None
+    late_s: float = 0.0  # by how much connections came late to their first transaction, summed over all of them
     sources: dict[str, FromSource] = {}
 
 
@@ -134,14 +142,19 @@ class PlayedProvider(Sink):
         # A model of many domains is played once a domain, from the first recipient there.
         self._played: dict[str, Played] = {}
         self._admitted: dict[Conversation, Played] = {}
+        self._busy_until: dict[Conversation, float] = {}  # seconds of the models
 
     def report(self) -> Report:
         """What it has seen so far."""
         most = max((played.most_connections for played in self._played.values()), default=0)
-        return msgspec.structs.replace(self._report, most_connections=most, answers=dict(self._report.answers))
+        return msgspec.structs.replace(
+            self._report, now_s=self._player.now(), most_connections=most, answers=dict(self._report.answers)
+        )
 
     def opened(self, conversation: Conversation) -> Act | Reply:
         """The greeting, late, or a refusal."""
+        if self._report.first_opened_s is None:
+            self._report.first_opened_s = self._player.now()
         source = self._report.sources.setdefault(conversation.peer, FromSource())
         source.open += 1
         source.most_connections = max(source.most_connections, source.open)
@@ -149,15 +162,18 @@ class PlayedProvider(Sink):
         if isinstance(usual, Reply) and usual.code >= 400:
             return usual
         answer = self._admit(conversation, "") if self._model.domains == 1 else None
-        if answer is None:
-            return Act(Kind.SLOW, Phase.RCPT, None, self._model.connect_s / self._player.speed)
-        return self._act(answer, Phase.RCPT) or usual
+        if answer is None or answer.kind is AnswerKind.ACCEPTED:
+            self._busy_until[conversation] = self._player.now() + self._model.connect_s
+            seconds = self._model.connect_s / 2 / self._player.speed
+            return Act(Kind.SLOW, Phase.RCPT, None, seconds) if seconds > 0 else usual
+        return self._act(answer, answer.takes_s, Phase.RCPT)
 
     def closed(self, conversation: Conversation) -> None:
         """The connection's place is free."""
         if conversation in self._conversations:
             self._report.sources[conversation.peer].open -= 1
         super().closed(conversation)
+        self._busy_until.pop(conversation, None)
         played = self._admitted.pop(conversation, None)
         if played is not None:
             played.disconnect(conversation.peer)
@@ -168,18 +184,27 @@ class PlayedProvider(Sink):
         if conversation not in self._admitted:
             admission = self._admit(conversation, domain)
             if admission.kind is not AnswerKind.ACCEPTED:
-                return self._act(admission, Phase.RCPT)
+                return self._act(admission, admission.takes_s, Phase.RCPT)
         now = self._player.now()
         answer = self._of(domain).message(conversation.peer, zlib.crc32(recipient), conversation.messages, now)
         self._count(answer)
+        due_s = self._due(conversation, answer.takes_s, now)
+        if answer.kind is AnswerKind.ACCEPTED:
+            return None  # `judge` waits for it
         # Policy is judged by the content, and whoever says nothing says nothing to it.
-        late = answer.kind in (AnswerKind.ACCEPTED, AnswerKind.REFUSED, AnswerKind.SILENT)
-        return self._act(answer, Phase.DOT if late else Phase.RCPT)
+        late = answer.kind in (AnswerKind.REFUSED, AnswerKind.SILENT)
+        return self._act(answer, due_s - now, Phase.DOT if late else Phase.RCPT)
+
+    def judge(self, conversation: Conversation, content: bytes) -> Act | None:
+        """The content has ended, and is answered when the transaction's time is over."""
+        seconds = (self._busy_until.get(conversation, 0.0) - self._player.now()) / self._player.speed
+        usual = super().judge(conversation, content)
+        return usual if usual is not None or seconds <= 0 else Act(Kind.SLOW, Phase.DOT, None, seconds)
 
     def take(self, conversation: Conversation, content: bytes, answer: bytes) -> None:
         """Record the content, and when it was accepted."""
         super().take(conversation, content, answer)
-        now = self._player.now()
+        now = max(self._player.now(), self._busy_until.get(conversation, 0.0))
         if self._report.first_accepted_s is None:
             self._report.first_accepted_s = now
         self._report.last_accepted_s = now
@@ -204,11 +229,19 @@ class PlayedProvider(Sink):
     def _count(self, answer: Answer) -> None:
         self._report.answers[answer.kind] = self._report.answers.get(answer.kind, 0) + 1
 
-    def _act(self, answer: Answer, phase: Phase) -> Act | None:
-        seconds = answer.takes_s / self._player.speed
+    def _due(self, conversation: Conversation, takes_s: float, now: float) -> float:
+        """When a transaction that takes so long is over; the next one begins then."""
+        before = self._busy_until.get(conversation, 0.0)
+        if not conversation.messages and before:
+            self._report.late_s += max(0.0, now - before)
+        is_back = now - before < _ROUND_TRIP_S * self._player.speed
+        due_s = self._busy_until[conversation] = (before if is_back else now) + takes_s
+        return due_s
+
+    def _act(self, answer: Answer, takes_s: float, phase: Phase) -> Act:
+        """A refusal, or silence."""
         if answer.kind is AnswerKind.SILENT:
             return Act(Kind.NEVER, phase)
-        if answer.kind is AnswerKind.ACCEPTED:
-            return Act(Kind.SLOW, phase, None, seconds) if seconds > 0 else None
+        seconds = max(0.0, takes_s) / self._player.speed
         code, _, text = answer.reply.partition(" ")
         return Act(Kind.REPLY, phase, Reply(int(code), text), seconds, closes=answer.closes)

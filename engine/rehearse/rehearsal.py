@@ -6,7 +6,8 @@ addresses. So nothing can leave the machine: no other name server is asked, ever
 kernel sends nothing elsewhere from one. Suppressions are copied, logs and reports are the rehearsal's own.
 
 Compressed time multiplies rates and divides waits: connections stay as many as they are. The throttle's own windows
-are a minute of real time whatever the speed; where limits are as planned it has nothing to do.
+are a minute of real time whatever the speed; where limits are as planned it has nothing to do. TLS handshakes are real
+work at any speed; how much they were late is told.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +26,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from engine.campaign import Campaign, make_private_folder
-from engine.capacity import CONNECT_S, MESSAGE_S, OurRate, capacity
+from engine.capacity import OurRate, capacity
 from engine.config import Duration, Settings, encode_custom
 from engine.errors import EngineError, Exit
-from engine.pace.budgets import BUDGETS_FILE, Budget, Budgets, Source
-from engine.rehearse.internet import InternetSettings, run_internet
-from engine.rehearse.models import Model, World
-from engine.rehearse.nameserver import Zone
+from engine.pace.budgets import BUDGETS_FILE, Budgets, Source
+from engine.rehearse.cast import TAIL, Cast, cast_of, model_of
+from engine.rehearse.drawing import Moment, course_of
+from engine.rehearse.internet import InternetSettings, RunningInternet, run_internet
+from engine.rehearse.models import World
 from engine.rehearse.player import Report
 from engine.rehearse.sink import SinkSettings
 from engine.route.provider import ProviderBook
 from formats.address import Mailbox, parse_mailboxes
 from formats.plan import Plan
 
-TAIL = "tail"  # all domains that nobody knows, each played by itself
+_LOOK_EVERY_S = 0.25  # real seconds between two looks
 # What belongs to the campaign's own runs and is not lent to the rehearsal.
 _OWN = ("plan.json", "logs", "run", "report", "rehearsal", "replaced", "feedback", "suppression", "campaign.toml")
 
@@ -50,20 +53,27 @@ class RehearsalFailed(EngineError):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider: what the capacity plan says and what the rehearsal reached. Seconds of the campaign's time."""
+    """One provider: what the capacity plan says and what the rehearsal reached.
+
+    Seconds of the campaign's time, from the first connection to anybody until the last message accepted there. Of
+    them a connection spent `late_s` on the average because this machine was busy with handshakes.
+    """
 
     provider: str
     rows: int
     accepted: int
     planned_s: float | None
     reached_s: float | None
+    late_s: float
     refused: dict[str, int]
     most_connections: int
 
     @property
     def ratio(self) -> float | None:
-        """Reached over planned."""
-        return self.reached_s / self.planned_s if self.planned_s and self.reached_s is not None else None
+        """Reached, less what this machine was late, over planned."""
+        if not self.planned_s or self.reached_s is None:
+            return None
+        return (self.reached_s - self.late_s) / self.planned_s
 
 
 class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,57 +83,7 @@ class Rehearsed(msgspec.Struct, frozen=True, kw_only=True):
     speed: float
     providers: list[Compared]
     exit_code: int
-    lines: list[str]
-
-
-class Cast(msgspec.Struct, frozen=True):
-    """Who plays whom: rows per provider, the domains of each, and where each listens."""
-
-    rows: dict[str, int]
-    domains: dict[str, dict[str, int]]  # provider -> domain -> rows
-    hosts: dict[str, str]  # provider -> the MX host its domains name; not the tail, where each has its own
-    addresses: dict[str, str]
-
-    def zone(self) -> Zone:
-        """The name server's table."""
-        records: dict[str, dict[str, list[str]]] = {}
-        for provider, domains in self.domains.items():
-            for domain in domains:
-                host = self.hosts.get(provider, f"mx.{domain}")
-                records.setdefault(domain, {})["MX"] = [f"10 {host}."]
-                records.setdefault(host, {})["A"] = [self.addresses[provider]]
-        return Zone(records=records)
-
-
-def cast_of(domain_rows: Mapping[str, int], book: ProviderBook) -> Cast:
-    """Known domains to their providers, all others to the tail."""
-    domains: dict[str, dict[str, int]] = {}
-    for domain, rows in domain_rows.items():
-        domains.setdefault(book.of_domain(domain) or TAIL, {})[domain] = rows
-    hosts = {name: _host(book.providers[name].mx[0]) for name in domains if name != TAIL}
-    addresses = {name: f"127.9.{number // 250}.{number % 250 + 1}" for number, name in enumerate(domains)}
-    return Cast({name: sum(rows.values()) for name, rows in domains.items()}, domains, hosts, addresses)
-
-
-def _host(mx: str) -> str:
-    """A host name that the provider's rule matches."""
-    return ("mx" + mx if mx.startswith(".") else mx).replace("*", "x")
-
-
-def model_of(name: str, rows: int, budget: Budget, domains: int = 1) -> Model:
-    """A provider that lets us do exactly what its budget says."""
-    rates = [rate.per_second for rate in budget.limit().rates]
-    return Model(
-        name=name,
-        share=float(rows),
-        domains=domains,
-        connect_s=CONNECT_S,
-        message_s=MESSAGE_S,
-        connections=budget.connections,
-        messages_per_connection=budget.messages_per_connection,
-        # The bucket is a little wider than the limit: what we promise is checked by counting, not by refusals.
-        rate_per_s=min(rates) * 1.05 if rates else None,
-    )
+    course: list[Moment]
 
 
 class Rehearsal:
@@ -150,12 +110,13 @@ class Rehearsal:
         self._sources = budgets.sources or (Source("default"),)
         self._lists = [file.path for file in plan.files]
         self._book = book
+        self._seen: list[dict[str, Report]] = []
         self._models = {model.name: model for model in world.provider} if world is not None else {}
 
     def run(self) -> Rehearsed:
         """Play it; raises RehearsalFailed, SinkCannotListen."""
         self._fresh_folder()
-        cast = cast_of(self._count_domains(), self._book)
+        cast = cast_of(self._count_domains(), self._book, self._budgets.named_providers())
         models = []
         for name, rows in cast.rows.items():
             budget = self._budgets.of(name if name != TAIL else "tail.invalid", self._sources[0].name)
@@ -176,14 +137,14 @@ class Rehearsal:
             self._write_settings(net.nameserver, net.port)
             self._write_budgets(cast)
             self._engine("plan", *self._lists)
-            code, lines = self._engine("send", "--yes", "--processes", str(self._processes), "--log-format", "json")
+            code = self._send(net)
             reports = net.reports()
         return Rehearsed(
             rows=sum(cast.rows.values()),
             speed=self._speed,
             providers=self._compare(cast, reports),
             exit_code=code,
-            lines=lines,
+            course=course_of(self._seen),
         )
 
     # -- the folder ----------------------------------------------------------------------------------------------------
@@ -297,36 +258,55 @@ class Rehearsal:
 
     # -- the run -------------------------------------------------------------------------------------------------------
 
-    def _engine(self, *words: str) -> tuple[int, list[str]]:
+    def _send(self, net: RunningInternet) -> int:
+        """Send, and look at what the providers see meanwhile."""
+        self._seen = [net.reports()]
+        words = ("send", "--yes", "--processes", str(self._processes), "--log-format", "json")
+        process = self._begin(*words)
+        while process.poll() is None:
+            time.sleep(_LOOK_EVERY_S)
+            self._seen.append(net.reports())
+        return self._ended(process.returncode, words)
+
+    def _engine(self, *words: str) -> int:
+        """Raises RehearsalFailed."""
+        return self._ended(self._begin(*words).wait(), words)
+
+    def _begin(self, *words: str) -> subprocess.Popen[bytes]:
         root = str(Path(__file__).parents[2])
         paths = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "engine", words[0], "--campaign", str(self.folder), *words[1:]]
-        told = self.folder / f"{words[0]}.jsonl"
-        with told.open("wb") as file:
+        with self._told_by(words).open("wb") as file:
             environ = {**os.environ, "PYTHONPATH": paths}
-            done = subprocess.run(command, env=environ, stdout=subprocess.DEVNULL, stderr=file, check=False)
-        lines = told.read_text("utf-8").splitlines()
-        if done.returncode not in (Exit.DONE, Exit.ROWS_OPEN):
+            return subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=file)
+
+    def _told_by(self, words: Sequence[str]) -> Path:
+        return self.folder / f"{words[0]}.jsonl"
+
+    def _ended(self, code: int, words: Sequence[str]) -> int:
+        if code not in (Exit.DONE, Exit.ROWS_OPEN):
+            lines = self._told_by(words).read_text("utf-8").splitlines()
             said = " / ".join(line for line in lines if not line.startswith("{"))
             raise RehearsalFailed(words=" ".join(words), said=said[-500:], folder=self.folder)
-        return done.returncode, lines
+        return code
 
     def _compare(self, cast: Cast, reports: Mapping[str, Report]) -> list[Compared]:
         rows = {name: count for name, count in cast.rows.items() if name != TAIL}
-        rows |= cast.domains.get(TAIL, {})
-        told = capacity(rows, self._budgets, OurRate(processes=self._processes), sources=self._sources)
+        tail = cast.tail()
+        told = capacity(rows | tail, self._budgets, OurRate(processes=self._processes), sources=self._sources)
         planned = {one.provider: one.eta_s for one in told.providers}
-        began = min((r.first_accepted_s for r in reports.values() if r.first_accepted_s is not None), default=0.0)
+        began = min((r.first_opened_s for r in reports.values() if r.first_opened_s is not None), default=0.0)
         return sorted(
             (
                 Compared(
                     provider=name,
                     rows=cast.rows[name],
                     accepted=report.accepted,
-                    planned_s=_latest(planned.get(key) for key in _keys(cast, name)),
+                    planned_s=_latest(planned[key] for key in (tail if name == TAIL else (name,))),
                     reached_s=report.last_accepted_s - began if report.last_accepted_s is not None else None,
+                    late_s=report.late_s / max(1, _most(report)),
                     refused={kind: count for kind, count in report.answers.items() if kind != "accepted"},
-                    most_connections=max((source.most_connections for source in report.sources.values()), default=0),
+                    most_connections=_most(report),
                 )
                 for name, report in reports.items()
             ),
@@ -334,8 +314,9 @@ class Rehearsal:
         )
 
 
-def _keys(cast: Cast, name: str) -> Iterable[str]:
-    return cast.domains[TAIL] if name == TAIL else (name,)
+def _most(report: Report) -> int:
+    """Connections of one source at one time."""
+    return max((source.most_connections for source in report.sources.values()), default=0)
 
 
 def _latest(times: Iterable[float | None]) -> float | None:

@@ -6,7 +6,7 @@ of the cap share one: each of them begins on the day that its name draws, so tha
 as the day's part allows.
 
 Remembers nothing by itself: `to_bytes` and `Warming(..., kept)` carry it over restarts; a killed supervisor forgets the
-last second. Times are UTC microseconds.
+last second. Times are UTC microseconds. A day is as long as the plan says, for a rehearsal's is compressed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,11 @@ import msgspec
 from engine.errors import EngineError, Exit
 from engine.pace.allowance import Rate
 from engine.pace.budgets import ALL_SOURCES
-from engine.warmup import IDLE_DAYS, Caps, Progress, Schedule, next_day
+from engine.warmup import BUSY_HOURS, IDLE_DAYS, Caps, Progress, Schedule, next_day
 from engine.work.messages import Key
 from formats.plan import Plan, Warmup
 
-DAY_US = 86_400_000_000
 OTHER = "other"
-_HOUR_US = 3_600_000_000
-_BUSY_S = 12 * 3600.0  # a day's cap is spread over twelve hours: new addresses are judged by their bursts
 
 
 class Stage(msgspec.Struct):
@@ -63,6 +60,7 @@ class Warming:
         self._schedule = Schedule(
             name=warmup.schedule, days=tuple(warmup.daily), hourly=tuple(warmup.hourly), source="plan.json"
         )
+        self._day_us = round(warmup.day_s * 1e6)
         self._stages: dict[str, Stage] = {}
         if kept is not None:
             self._stages = msgspec.json.decode(kept, type=dict[str, Stage])
@@ -89,7 +87,9 @@ class Warming:
         caps = self.caps(key)
         if caps is None or not caps.daily or not caps.hourly:
             return ()
-        return Rate(caps.daily, 86_400.0, _BUSY_S), Rate(caps.hourly, 3600.0)
+        day_s = self._warmup.day_s
+        # Spread over a part of the day: new addresses are judged by their bursts.
+        return Rate(caps.daily, day_s, day_s * BUSY_HOURS / 24), Rate(caps.hourly, day_s / 24)
 
     def is_used_up(self, key: Key) -> bool:
         """Whether nothing more may go today."""
@@ -110,7 +110,7 @@ class Warming:
 
     def next_turn_us(self) -> int | None:
         """When the first of the running stages ends."""
-        return min((stage.began_us + DAY_US for stage in self._stages.values() if stage.began_us), default=None)
+        return min((stage.began_us + self._day_us for stage in self._stages.values() if stage.began_us), default=None)
 
     def sent(self, key: Key, messages: int, now_us: int) -> None:
         """So many went out."""
@@ -121,11 +121,11 @@ class Warming:
         if not stage.began_us:
             stage.began_us = now_us
         stage.sent += messages
-        if stage.hours and now_us - stage.hours[-1][0] < _HOUR_US and len(stage.hours) > 1:
+        if stage.hours and now_us - stage.hours[-1][0] < self._day_us // 24 and len(stage.hours) > 1:
             stage.hours[-1] = (max(now_us, stage.hours[-1][0]), stage.hours[-1][1] + messages)
         else:
             stage.hours.append((now_us, messages))
-        stage.hours = [entry for entry in stage.hours if entry[0] > now_us - DAY_US]
+        stage.hours = [entry for entry in stage.hours if entry[0] > now_us - self._day_us]
 
     def accepted(self, key: Key, messages: int) -> None:
         """So many were taken."""
@@ -146,15 +146,15 @@ class Warming:
         """Stages whose 24 hours are over go on."""
         for name, stage in self._stages.items():
             source, _, provider = name.partition("\t")
-            if stage.began_us and now_us >= stage.began_us + DAY_US:
+            if stage.began_us and now_us >= stage.began_us + self._day_us:
                 cap = self._caps_of(source, provider).daily
                 after = next_day(stage.progress, cap, stage.sent, stage.accepted, reputation_block=stage.is_blocked)
                 yield Turned(source, provider, stage.sent, stage.accepted, stage.progress.stage, after)
                 stage.passed += cap or 0
-                stage.ended_us = stage.began_us + DAY_US
+                stage.ended_us = stage.began_us + self._day_us
                 stage.progress, stage.began_us, stage.sent, stage.accepted = after, 0, 0, 0
                 stage.is_blocked = False
-            elif stage.progress.stage > 1 and _is_idle(stage, now_us):
+            elif stage.progress.stage > 1 and self._is_idle(stage, now_us):
                 after = Progress(1, IDLE_DAYS, f"idle for {IDLE_DAYS} days: starts over")
                 yield Turned(source, provider, 0, 0, stage.progress.stage, after)
                 stage.progress = after
@@ -188,9 +188,8 @@ class Warming:
         digest = hashlib.blake2b(f"{source}\t{provider}".encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little") / 2**64 < begun
 
-
-def _is_idle(stage: Stage, now_us: int) -> bool:
-    return bool(not stage.began_us and stage.ended_us and now_us - stage.ended_us >= IDLE_DAYS * DAY_US)
+    def _is_idle(self, stage: Stage, now_us: int) -> bool:
+        return bool(not stage.began_us and stage.ended_us and now_us - stage.ended_us >= IDLE_DAYS * self._day_us)
 
 
 class WarmupUnreadable(EngineError):

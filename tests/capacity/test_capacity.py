@@ -7,13 +7,18 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
+from engine.accepting import connections_take_s
 from engine.capacity import DAY_S, OurRate, capacity
 from engine.commands.capacity import capacity_command
 from engine.errors import EngineError
+from engine.pace.allowance import Purse
 from engine.pace.budgets import BudgetFile, Budgets, Section, Source, load_budgets
+from engine.rehearse.course import Course
 from engine.rehearse.models import Model, World
-from engine.rehearse.simulate import Course, simulate
+from engine.rehearse.simulate import simulate
 from engine.warmup import WarmupInTheFuture, schedule_named
 
 CLASSICAL = {"google": 45_000_000, "outlook_consumer": 15_000_000, "yahoo": 12_000_000}
@@ -83,7 +88,8 @@ def test_the_tightest_limit_binds_and_all_are_told() -> None:
     one = told.providers[0]
     assert one.binding == "messages an hour"
     assert one.rate_per_s == pytest.approx(1.0)
-    assert one.eta_s == pytest.approx(3600)
+    # 1,800 from each source, one every two seconds: 1,799 waits behind the first, which takes 0.6 + 0.5 s.
+    assert one.eta_s == pytest.approx(1799 * 2 + 1.1)
     assert {bind.name for bind in one.limits} == {"connections", "messages a minute", "messages an hour"}
 
 
@@ -92,9 +98,75 @@ def test_a_daily_cap_spills_into_tomorrow() -> None:
     one = told.providers[0]
     assert (one.today, one.spills, one.days) == (100, 150, 3)
     assert one.eta_s is not None
-    assert 2 * DAY_S < one.eta_s < 2 * DAY_S + 60
+    # The third day's fifty go at the pace of a day's hundred in eight hours, as the ledger spends them.
+    assert one.eta_s == pytest.approx(2 * DAY_S + 4 * 3600, abs=600)
     assert one.by_deadline == 100
     assert one.sources_needed == 3
+
+
+def test_connections_that_open_one_by_one_cost_a_start() -> None:
+    # Ten connections, one every 0.6 s: on the average each comes 2.7 s late.
+    section = Section(connections=10, messages_per_connection=100, connections_per_minute=100)
+    one = capacity({"one": 332}, budgets(one=section), OurRate(), sources=sources(1)).providers[0]
+    assert one.eta_s == pytest.approx(2.7 + 0.6 + 33.2 * 0.5 + 0.25)
+    # Three rows are done before more than three connections could open.
+    few = capacity({"one": 3}, budgets(one=section), OurRate(), sources=sources(1)).providers[0]
+    assert few.eta_s == pytest.approx(0.3 + 0.6 + 1.5 * 0.5 + 0.25)
+    assert capacity({"one": 1}, budgets(one=section), OurRate(), sources=sources(1)).eta_s == pytest.approx(1.1)
+
+
+@given(st.integers(1, 400), st.integers(1, 12), st.integers(1, 30), st.sampled_from([0.0, 0.1, 0.6, 2.0]))
+def test_the_start_is_what_connections_told_one_by_one_would_need(
+    rows: int, most: int, each: int, gap_s: float
+) -> None:
+    """Against a loop that hands the next row to whichever connection is free first."""
+    free = [number * gap_s + 0.6 for number in range(most)]
+    had = [0] * most
+    done_at = 0.0
+    for _ in range(rows):
+        place = min(range(most), key=lambda n: free[n])
+        free[place] += 0.5
+        done_at = max(done_at, free[place])
+        had[place] += 1
+        if had[place] % each == 0:
+            free[place] += 0.6
+    assert connections_take_s(rows, most, each, 0.6, 0.5, gap_s) == pytest.approx(done_at, rel=0.12, abs=1.2)
+
+
+def test_the_slowest_source_says_when_a_provider_is_done() -> None:
+    """Rows are drawn to sources by weight: a warm one does not take over what was drawn to a young one."""
+    both = [Source("old", weight=3), Source("young", weight=1, warmup_day=1)]
+    told = capacity({"one": 4000}, budgets(), OurRate(), sources=both, schedule=schedule_named("sparkpost"))
+    one = told.providers[0]
+    # Day 1 lets the young one send 200 of its thousand, day 2 five hundred, day 3 the rest.
+    assert (one.today, one.days, one.binding) == (3200, 3, "warm-up day 1")
+    idle = capacity({"one": 10}, budgets(), OurRate(), sources=[Source("off", weight=0), Source("on")])
+    assert idle.providers[0].sources == 1
+
+
+def test_an_account_is_as_young_as_its_youngest_source() -> None:
+    section = Section(scope="campaign", connections=5, messages_per_connection=100)
+    mixed = [Source("old"), Source("young", warmup_day=1), Source("older", warmup_day=9)]
+    told = capacity(
+        {"relay": 300}, budgets(relay=section), OurRate(), sources=mixed, schedule=schedule_named("sparkpost")
+    )
+    assert told.providers[0].today == 200
+
+
+@pytest.mark.parametrize("section", [Section(messages_per_day=400), Section(messages_per_minute=120)])
+def test_a_rate_is_planned_as_the_ledger_spends_it(section: Section) -> None:
+    written = budgets(one=section)
+    planned = capacity({"one": 300}, written, OurRate(), sources=sources(1), connect_s=0.0, message_s=0.01).eta_s
+    purse, sent, now = Purse(written.of("one").limit().rates, 0.0), 0, 0.0
+    while sent < 300:
+        may = purse.available(now)
+        if may:
+            purse.give(1, may, now)
+            purse.spent(1, may, now, now)
+            sent += may
+        else:
+            now = purse.next_at(now)
+    assert planned == pytest.approx(now, rel=0.1)
 
 
 def test_an_account_limit_is_shared_and_no_source_helps() -> None:

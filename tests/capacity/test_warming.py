@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from engine.pace.budgets import ALL_SOURCES
 from engine.warmup import Caps, lay_out, schedule_named
-from engine.work.warming import DAY_US, Warming
+from engine.work.warming import Warming
 from formats.plan import Warmup
 
 KEY = ("young", "google")
+DAY_US = 86_400_000_000
 NOON = 1_700_000_000_000_000
 
 
@@ -105,9 +106,39 @@ def test_small_destinations_share_a_part_and_come_day_by_day() -> None:
     assert first < second
 
 
+def test_a_clock_that_jumps_gives_nobody_more_than_a_cap() -> None:
+    warming = Warming(warmup(), 1.0)
+    send(warming, NOON, 30)
+    # Set back by a month: the day goes on, and what was sent in it stays sent.
+    assert list(warming.tick(NOON - 30 * DAY_US)) == []
+    send(warming, NOON - 30 * DAY_US, 20)
+    assert warming.is_used_up(KEY)
+    assert list(warming.tick(NOON - 29 * DAY_US)) == []
+    # Set right again, it ends when it would have.
+    assert list(warming.tick(NOON + DAY_US - 1)) == []
+    (turned,) = warming.tick(NOON + DAY_US)
+    assert turned.after.stage == 2
+    # A jump ahead over weeks is one day's end, not many.
+    send(warming, NOON + DAY_US, 100)
+    assert [turned.after.stage for turned in warming.tick(NOON + 20 * DAY_US)] == [3]
+    assert list(warming.tick(NOON + 21 * DAY_US)) == []
+
+
+def test_a_rehearsals_day_is_as_long_as_its_plan_says() -> None:
+    warming = Warming(warmup(day_s=24.0), 1.0)
+    assert [(rate.per_s, rate.spread_s) for rate in warming.rates(KEY)] == [(24.0, 12.0), (1.0, None)]
+    send(warming, NOON, 50)
+    assert list(warming.tick(NOON + 23_999_999)) == []
+    (turned,) = warming.tick(NOON + 24_000_000)
+    assert turned.after.stage == 2
+
+
 def test_days_are_laid_out_by_the_caps() -> None:
     schedule = schedule_named("sendgrid-manual")
     assert lay_out({"google": 100}, [1], schedule) == [50, 50]
     assert lay_out({"google": 100}, [1, 1], schedule) == [100]
     assert lay_out({"google": 100, "nobody": 0}, [None, 1], schedule) == [100]
+    # A warm source does not take over what was drawn to a young one.
+    assert lay_out({"google": 400}, [None, 1], schedule, weights=[3, 1]) == [350, 50]
+    assert lay_out({"google": 400}, [None, 1], schedule) == [250, 100, 50]
     assert lay_out({}, [1], schedule) == []

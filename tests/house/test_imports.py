@@ -17,6 +17,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"web"}),
     frozenset({"work", "results", "bounce", "rehearse"}),
     frozenset({"lists", "planner", "capacity", "counts", "issues", "outbox", "zones"}),
+    frozenset({"accepting"}),
     frozenset({"smtp", "compose", "route", "control", "pace", "warmup", "schedule"}),
     frozenset({"config", "clock", "errors", "campaign", "host", "rows", "__init__"}),
     frozenset({"formats"}),

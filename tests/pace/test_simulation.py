@@ -13,6 +13,8 @@ from click.testing import CliRunner
 
 from engine.commands.simulate import simulate as command
 from engine.pace.retry import RetryPlan
+from engine.rehearse import models
+from engine.rehearse.course import Course, Told
 from engine.rehearse.models import (
     Change,
     Model,
@@ -24,7 +26,7 @@ from engine.rehearse.models import (
     rows_of,
     shipped_worlds,
 )
-from engine.rehearse.simulate import Course, Told, simulate
+from engine.rehearse.simulate import simulate
 
 HOUR = 3600.0
 
@@ -151,6 +153,45 @@ def test_a_provider_that_takes_nothing_holds_up_nobody() -> None:
     assert next(p.finished_s for p in told.providers if p.name == "some") < 206
     assert next(p.accepted for p in told.providers if p.name == "nothing") == 0
     assert told.bound_s == float("inf")
+
+
+def test_a_limit_of_no_messages_ends_by_clock() -> None:
+    shut = Model(name="shut", share=1, rate_per_s=0.0, burst_s=0.0, connections=4)
+    some = Model(name="some", share=1, rate_per_s=5, budget_rate_per_s=5)
+    told = simulate(course(shut, some, rows=400, give_up_s=2 * HOUR))
+    (told_shut, told_some) = told.providers
+    assert told_shut.bound_s == float("inf")
+    # The bucket's first message gets through; who refuses everything is asked some twenty times, then in ten minutes.
+    assert told_shut.accepted <= 1
+    assert told_shut.attempts < 400
+    assert told_some.finished_s < 60
+
+
+def test_a_storm_of_421_is_met_with_pauses_and_costs_nobody_else_anything() -> None:
+    storm = Model(name="storm", share=1, rate_per_s=4, budget_rate_per_s=4, outages=(Outage("refuse", 0.0, HOUR),))
+    other = Model(name="other", share=1, rate_per_s=4, budget_rate_per_s=4)
+    told = simulate(course(storm, other, rows=4000))
+    all_settled(told)
+    stormed, calm = told.providers
+    assert stormed.connections_refused < 400, "without pauses it would be 3,600 * 10 / 0.3"
+    assert stormed.finished_s <= HOUR + 500 + 900
+    assert calm.finished_s < 510
+
+
+@pytest.mark.slow
+def test_three_hundred_thousand_destinations_of_one_row_beside_a_large_one() -> None:
+    tail = Model(name="tail", share=300, domains=300_000, connections=2)
+    large = Model(name="large", share=3, rate_per_s=10, budget_rate_per_s=10)
+    told = simulate(course(tail, large, rows=303_000, workers=8))
+    all_settled(told)
+    assert next(p for p in told.providers if p.name == "large").finished_s < 1.1 * 300
+
+
+def test_models_and_bound_know_no_scheduler() -> None:
+    """What a course is judged by must not come from what is judged."""
+    source = Path(models.__file__).read_text()
+    imported = {line.split()[1] for line in source.splitlines() if line.startswith(("import engine", "from engine"))}
+    assert imported == {"engine.errors"}
 
 
 def test_messages_per_connection_are_learnt_once() -> None:
