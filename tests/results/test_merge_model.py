@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.results import merged as merged_module
-from engine.results import resolve, scan, spool
+from engine.results import resolve, scan, side_by_side, spool
 from engine.results.merge import Merged, merge
 from formats.outcomes import WORDS
 from formats.sendlog import Kind, Reader, Reason, Verdict
@@ -156,12 +156,6 @@ def test_every_order_and_every_cut_into_spans_tells_the_same(
     assert told[0] == told[1] == told[2]
 
 
-def merge_module() -> object:
-    import sys
-
-    return sys.modules["engine.results.merge"]
-
-
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 10**9), at=st.floats(0, 1), how=st.sampled_from(["cut", "flip", "zeros", "zero tail"]))
 def test_any_damage_leaves_what_the_good_part_says(
@@ -205,7 +199,7 @@ def test_many_processes_tell_what_one_tells(logs: Path, monkeypatch: pytest.Monk
     paths = [random_log(f"log-{n}", rng).write(logs) for n in range(3)]
     with merge(make_plan(ROWS), paths, processes=1) as one:
         alone = one.word.tolist()
-    monkeypatch.setattr(merge_module(), "_WORTH_PROCESSES", 0)
+    monkeypatch.setattr(side_by_side, "_WORTH_PROCESSES", 0)
     with merge(make_plan(ROWS), paths, processes=2) as two:
         assert two.word.tolist() == alone
         assert [log.log_id for log in two.logs] == ["log-0", "log-1", "log-2"]
