@@ -81,8 +81,12 @@ def test_bounces_reach_a_users_table_once(server: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_walk_from_users_table_to_users_table(server: str, tmp_path: Path) -> None:
+    import psycopg
+
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("create database walk")
     ran = subprocess.run(
-        [sys.executable, str(WALK), str(tmp_path / "walk"), server.replace("/postgres", "/template1")],
+        [sys.executable, str(WALK), str(tmp_path / "walk"), server.replace("/postgres", "/walk")],
         capture_output=True,
         text=True,
         timeout=180,
