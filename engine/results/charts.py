@@ -144,7 +144,7 @@ def _outcomes(summary: Summary, width: int) -> Any:
 def _lines(values: list[dict[str, Any]], title: str, number: str, width: int, *, steps: bool = False) -> Any:
     import altair as alt
 
-    short = _short(list(dict.fromkeys(str(value["provider"]) for value in values)), 22 if width == WIDE else 16)
+    short = _short(list(dict.fromkeys(str(value["provider"]) for value in values)), 18 if width == WIDE else 16)
     values = [{**value, "provider": short[str(value["provider"])]} for value in values]
     names = list(short.values())
     columns = 2 if width == NARROW else 0
