@@ -66,6 +66,13 @@ def test_a_send_log_whose_end_was_torn_off_keeps_its_whole_batches() -> None:
     assert len(found) == 7
 
 
+def test_a_send_log_of_small_batches() -> None:
+    log, found = records("sendlog-1-small.arrows")
+    assert (log.is_closed, log.damage, log.torn) == (True, None, 0)
+    assert [record["serial"] for record in found] == [*range(1, 21), 21, 21, 22]
+    assert found[-2]["text"] == "2.0.0 Ok"
+
+
 def test_a_suppression_list() -> None:
     raw = (GOLDEN / "suppression-1.truth").read_bytes()
     assert suppression.decode_header(raw).generation == b"12345678"
