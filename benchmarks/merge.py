@@ -1,7 +1,10 @@
 """How long `merge-logs` takes for a large campaign, beside polars and DuckDB finding the final states alone.
 
     python -m benchmarks.merge                                  a quick size: 1 M rows, a few seconds
-    python -m benchmarks.merge --rows 100000000 --folder DIR    the size of the goal (needs some 15 GB and half an hour)
+    python -m benchmarks.merge --rows 100000000 --folder DIR    the size of the goal: 10 GB of disk
+
+`cpu_s` is processor time, children included: what to compare on a busy machine. `peak_*_gb` are of the largest process:
+memory of its own, and pages of files that it had mapped, which the system takes back when others want them.
 
 Makes a list (64 files) and 40 logs of a campaign on five machines: 6 % of the rows deferred once and tried again, 1 %
 bounced, a few in doubt, a few never reached, three rows in each log accepted by two machines, and 2 % of the rows moved
@@ -18,8 +21,9 @@ import os
 import resource
 import subprocess
 import sys
+import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import numpy as np
@@ -229,12 +233,58 @@ def make(folder: Path, rows: int, replies: str, processes: int) -> dict[str, int
             if edges[n + 1] > edges[n]
         ]
         logs = [pool.submit(make_log, str(folder), n, rows, replies) for n in range(LOGS)]
+        began = time.perf_counter()
+        for number, _ in enumerate(as_completed([*logs, *listed]), 1):
+            tell(f"made {number} of {len(listed) + len(logs)} files, {time.perf_counter() - began:,.0f} s")
         files = [file for _, file in sorted(f.result() for f in listed)]
         told = [f.result() for f in logs]
     total = {key: sum(one[key] for one in told) for key in told[0]}
     (folder / "plan.json").write_bytes(plans.encode(make_plan(files, rows)))
     planted.write_text(json.dumps(total))
     return total
+
+
+def tell(line: str) -> None:
+    """What is being done, on stderr: stdout is the figures."""
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
+# -- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def cpu_s() -> float:
+    """Processor time of this process and its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+class Peaks(threading.Thread):
+    """The largest memory of any one process of ours, in GB, looked at every twentieth of a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.own_gb = self.mapped_gb = 0.0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            for process in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
+                try:
+                    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+                except OSError:
+                    continue  # ended meanwhile, or no Linux
+                told = dict(line.split(":", 1) for line in lines)
+                self.own_gb = max(self.own_gb, _gb(told.get("RssAnon", "")))
+                self.mapped_gb = max(self.mapped_gb, _gb(told.get("RssFile", "")))
+
+    def end(self) -> dict[str, object]:
+        self._over.set()
+        self.join()
+        return {"peak_own_gb": round(self.own_gb, 2), "peak_mapped_gb": round(self.mapped_gb, 2)}
+
+
+def _gb(told: str) -> float:
+    return int(told.split()[0]) / 1e6 if told.split() else 0.0
 
 
 # -- the ways ---------------------------------------------------------------------------------------------------------
@@ -246,7 +296,7 @@ def ours(folder: Path, processes: int, *, write: bool) -> dict[str, object]:
     from engine.results.recipients import write_recipients
 
     plan = plans.decode((folder / "plan.json").read_bytes())
-    began = time.perf_counter()
+    began, used = time.perf_counter(), cpu_s()
     logs = sorted(folder.glob("*.arrows"), reverse=True)
     with merge(plan, logs, processes=processes, scratch=folder) as merged:
         accounted = time.perf_counter() - began
@@ -254,12 +304,14 @@ def ours(folder: Path, processes: int, *, write: bool) -> dict[str, object]:
             **{str(k): v for k, v in merged.outcomes.items()},
             "duplicates": len(merged.duplicates),
             "accounting_s": round(accounted, 1),
+            "cpu_s": round(cpu_s() - used, 1),
         }
         if write:
             out = folder / "report"
             out.mkdir(exist_ok=True)
             written = write_recipients(merged, out, merged_at_us=T0, threads=processes)
             told["with_recipients_s"] = round(time.perf_counter() - began, 1)
+            told["cpu_s"] = round(cpu_s() - used, 1)
             told["domains"] = len(written.domains)
             told["problems"] = written.problems
             told["recipients_mb"] = (out / "recipients.parquet").stat().st_size // 1_000_000
@@ -300,7 +352,7 @@ def with_polars(folder: Path) -> dict[str, object]:
         frame = frame.select(with_columns) if with_columns else frame
         return frame.filter(predicate) if predicate is not None else frame
 
-    began = time.perf_counter()
+    began, used = time.perf_counter(), cpu_s()
     lazy = register_io_source(source, schema={"row": pl.UInt64, "kind": pl.UInt8, "verdict": pl.UInt8})
     states = (
         lazy.filter(pl.col("kind") == 2)
@@ -315,6 +367,7 @@ def with_polars(folder: Path) -> dict[str, object]:
         "accepted": counts.get(1, 0),
         "bounced": counts.get(2, 0),
         "states_s": round(time.perf_counter() - began, 1),
+        "cpu_s": round(cpu_s() - used, 1),
     }
 
 
@@ -322,7 +375,7 @@ def with_duckdb(folder: Path) -> dict[str, object]:
     """The same by DuckDB within 4 GB."""
     import duckdb
 
-    began = time.perf_counter()
+    began, used = time.perf_counter(), cpu_s()
     connection = duckdb.connect()
     connection.execute("set memory_limit = '4GB'")
     connection.execute(f"set temp_directory = '{folder / 'duckdb.tmp'}'")
@@ -337,11 +390,14 @@ def with_duckdb(folder: Path) -> dict[str, object]:
         "accepted": counts.get(1, 0),
         "bounced": counts.get(2, 0),
         "states_s": round(time.perf_counter() - began, 1),
+        "cpu_s": round(cpu_s() - used, 1),
     }
 
 
 def one(way: str, folder: Path, processes: int) -> None:
-    """Run one way and print a JSON line; what `compare` starts."""
+    """Run one way and print a JSON line; what `main` starts."""
+    peaks = Peaks()
+    peaks.start()
     match way:
         case "accounting":
             told = ours(folder, processes, write=False)
@@ -353,9 +409,7 @@ def one(way: str, folder: Path, processes: int) -> None:
             told = with_duckdb(folder)
         case _:
             raise SystemExit(f"no way {way}")
-    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    told["peak_gb"] = round(own / 1e6, 2)
-    told["peak_child_gb"] = round(children / 1e6, 2)
+    told.update(peaks.end())
     print(json.dumps(told))
 
 
@@ -377,6 +431,7 @@ def main() -> None:
     print(f"{chosen.rows:,} rows, {planted['records']:,} records in {LOGS} logs, {size / 1e6:,.0f} MB")
     print("planted    ", json.dumps(planted))
     for way in chosen.ways.split(","):
+        tell(f"running {way}")
         command = [sys.executable, "-m", "benchmarks.merge", "--one", way, "--rows", str(chosen.rows)]
         command += ["--folder", str(chosen.folder), "--processes", str(chosen.processes), "--replies", chosen.replies]
         ran = subprocess.run(

@@ -1,7 +1,8 @@
 """The send log: what a worker was about to do and how it came out, append-only, readable as far as it is whole.
 
-Bytes, format 1. An Arrow IPC **stream** (a file without its footer would be unreadable after a crash), lz4, one per
-process start, never appended to after a restart. The schema's metadata is the header, a JSON `Header` under the key
+Bytes, format 1. An Arrow IPC **stream** (a file without its footer would be unreadable after a crash), one per process
+start, never appended to after a restart. Batches are lz4, those of fewer than 16 records plain: Arrow says in each
+batch which it is, so readers of either read both. The schema's metadata is the header, a JSON `Header` under the key
 `rowpost`. Columns:
 
     kind      uint8    1 intent ("about to"), 2 result ("came out so"), 3 name, 4 event
@@ -41,6 +42,10 @@ import pyarrow as pa
 FORMAT = 1
 
 _SEAL_BLANK = b"0" * 16
+
+# Smaller batches are not compressed: two dozen frames around a few bytes each make them a third larger, and twice as
+# slow to read. A worker that sends thirty a second writes hardly any others.
+_WORTH_COMPRESSING = 16
 
 SCHEMA = pa.schema(
     [
@@ -140,6 +145,7 @@ class Encoder:
         # One thread: handing a dozen small buffers to a pool costs more than compressing them.
         options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
         self._writer = pa.ipc.new_stream(self._sink, schema, options=options)
+        self._plain: pa.ipc.RecordBatchStreamWriter | None = None
         self._schema = schema
         self._crc = 0
         self._batches = 0
@@ -167,6 +173,15 @@ class Encoder:
         self._writer.close()
         return closing + self._taken()
 
+    def _small_writer(self) -> pa.ipc.RecordBatchStreamWriter:
+        """A writer of plain batches into the same stream: its own schema message is thrown away."""
+        if self._plain is None:
+            options = pa.ipc.IpcWriteOptions(use_threads=False)
+            self._plain = pa.ipc.new_stream(self._sink, self._schema, options=options)
+            self._plain.write_batch(pa.RecordBatch.from_pylist([], self._schema))
+            self._taken()
+        return self._plain
+
     def _taken(self) -> bytes:
         raw = self._sink.getvalue()
         self._sink.seek(0)
@@ -174,7 +189,9 @@ class Encoder:
         return raw
 
     def _sealed(self, batch: pa.RecordBatch, metadata: dict[str, str | bytes]) -> bytes:
-        self._writer.write_batch(batch, custom_metadata=metadata)
+        # The stream's schema leaves with the first batch, whichever size it has.
+        small = 0 < batch.num_rows < _WORTH_COMPRESSING and self._batches > 0
+        (self._small_writer() if small else self._writer).write_batch(batch, custom_metadata=metadata)
         raw = self._taken()
         self._batches += 1
         self._crc = zlib.crc32(raw, self._crc)

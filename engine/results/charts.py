@@ -62,7 +62,7 @@ def pictures(summary: Summary) -> list[Picture]:
             _picture(
                 "Accepted messages over time",
                 f"Accepted messages {unit} for {names}.",
-                lambda width: _lines(_rates(timeline), "messages a minute", "~s", width),
+                lambda width: _lines(_rates(summary), "messages a minute", "~s", width),
             )
         )
         if any(sum(series.deferred) for series in timeline.series):
@@ -133,7 +133,7 @@ def _outcomes(summary: Summary, width: int) -> Any:
     base = alt.Chart(_data(values)).encode(
         y=alt.Y("outcome:N", sort=list(HEADS.values()), title=None),
         # The labels say the numbers; an axis would say them again. Room on the right is for the longest label.
-        x=alt.X("rows:Q", axis=None, scale=alt.Scale(domain=[0, most * 1.3])),
+        x=alt.X("rows:Q", axis=None, scale=alt.Scale(domain=[0, most * (1.2 if width == WIDE else 1.5)])),
     )
     colours = alt.Scale(domain=list(HEADS.values()), range=list(OUTCOME_COLOURS.values()))
     bars = base.mark_bar().encode(color=alt.Color("outcome:N", scale=colours, legend=None))
@@ -144,7 +144,9 @@ def _outcomes(summary: Summary, width: int) -> Any:
 def _lines(values: list[dict[str, Any]], title: str, number: str, width: int, *, steps: bool = False) -> Any:
     import altair as alt
 
-    names = list(dict.fromkeys(str(value["provider"]) for value in values))
+    short = _short(list(dict.fromkeys(str(value["provider"]) for value in values)), 18 if width == WIDE else 16)
+    values = [{**value, "provider": short[str(value["provider"])]} for value in values]
+    names = list(short.values())
     columns = 2 if width == NARROW else 0
     legend = alt.Legend(title=None, orient="bottom", columns=columns) if columns else alt.Legend(title=None)
     colour = alt.Color(
@@ -171,15 +173,36 @@ def _lines(values: list[dict[str, Any]], title: str, number: str, width: int, *,
     )
 
 
+def _short(names: list[str], most: int) -> dict[str, str]:
+    """Names that fit a legend: a long one loses its middle, for names tell themselves apart at both ends."""
+    found: dict[str, str] = {}
+    for name in names:
+        half = most // 2
+        said = name if len(name) <= most else f"{name[: half - 1]}…{name[-half:]}"
+        # Two that would look alike keep all they have: lines of one name would be drawn as one.
+        found[name] = name if said in found.values() else said
+    return found
+
+
 def _points(timeline: Timeline) -> list[int]:
     count = max((len(series.attempts) for series in timeline.series), default=0)
     # Vega takes milliseconds since 1970.
     return [timeline.start_us // 1000 + point * timeline.step_minutes * 60_000 for point in range(count)]
 
 
-def _rates(timeline: Timeline) -> list[dict[str, Any]]:
+def _rates(summary: Summary) -> list[dict[str, Any]]:
+    timeline = summary.timeline
+    first = (summary.first_at_us or 0) // 60_000_000
+    last = (summary.last_at_us or 0) // 60_000_000 + 1
+
+    def minutes(at_ms: int) -> float:
+        # The first step and the last are seldom full: their rates are of the minutes that were used.
+        begin = at_ms / 60_000
+        used = min(begin + timeline.step_minutes, last) - max(begin, first)
+        return min(timeline.step_minutes, max(1, used))
+
     return [
-        {"provider": series.provider, "at": at, "value": count / timeline.step_minutes}
+        {"provider": series.provider, "at": at, "value": round(count / minutes(at), 3)}
         for series in timeline.series
         for at, count in zip(_points(timeline), series.accepted, strict=True)
     ]

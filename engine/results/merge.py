@@ -9,11 +9,10 @@ A row that no log names is unsent. What is damaged is named and the rest is merg
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from engine.results import scan as scanning
+from engine.results.belonging import belonging
 from engine.results.feedback import Feedback
 from engine.results.merged import (
     Damage,
@@ -35,19 +35,16 @@ from engine.results.merged import (
 )
 from engine.results.reports import reported
 from engine.results.resolve import ENDED, Duplicate
-from engine.results.scan import Scanned, ScanTask, scan
+from engine.results.scan import Scanned, ScanTask
+from engine.results.side_by_side import scan_all
 from engine.results.spool import Spool, SpoolWriter
 from engine.results.tally import Tally, merged
 from formats.outcomes import WORDS
 from formats.plan import Plan
-from formats.sendlog import LogDamaged
 
 __all__ = ["Damage", "Decision", "Event", "LogSummary", "Merged", "PartitionSummary", "Reply", "merge"]
 
 Numbers = npt.NDArray[Any]
-
-# Below this much log the start of a process costs more than it reads.
-_WORTH_PROCESSES = 48_000_000
 
 
 def merge(
@@ -74,13 +71,13 @@ def merge(
     spool = Spool(Path(folder.name))
     damage: list[Damage] = []
     notes: list[str] = []
-    chosen = _choose(plan, logs, plan_fingerprint, damage, notes)
+    chosen = belonging(plan, logs, plan_fingerprint, damage, notes)
     of_log, of_row = _by_log(decisions)
     tasks = [
         ScanTask(str(path), number, plan.rows, str(spool.path(number)), of_log.get(log_id, {}), of_row.get(log_id, {}))
         for number, (log_id, path) in enumerate(chosen)
     ]
-    scanned = _scan_all(tasks, processes, damage, progress)
+    scanned = scan_all(tasks, processes, damage, progress)
     for one in scanned:
         spool.add(one.pieces)
         _judge(one, damage, notes)
@@ -150,44 +147,6 @@ def merge(
     return found
 
 
-def _choose(
-    plan: Plan, logs: Sequence[Path], fingerprint: str | None, damage: list[Damage], notes: list[str]
-) -> list[tuple[str, Path]]:
-    """The logs that belong here, each once, in the order of their ids: whatever order they were named in."""
-    copies: dict[str, list[Path]] = {}
-    for path in sorted({path.resolve() for path in logs}):
-        if path.exists() and path.stat().st_size == 0:
-            notes.append(f"{path} is empty: its worker ended before it attempted anything")
-            continue
-        try:
-            header = scanning.open_log(str(path)).log.header
-        except LogDamaged as problem:
-            damage.append(Damage(str(path), str(problem)))
-            continue
-        if header.campaign_id != plan.campaign_id:
-            problem_text = f"is a log of campaign {header.campaign_id!r}, not of {plan.campaign_id!r}: not merged"
-            damage.append(Damage(str(path), problem_text, header.log_id))
-        elif fingerprint is not None and header.plan_fingerprint != fingerprint:
-            damage.append(Damage(str(path), "was written for another plan of this campaign: not merged", header.log_id))
-        else:
-            copies.setdefault(header.log_id, []).append(path)
-    return [(log_id, _longest(log_id, paths, damage, notes)) for log_id, paths in sorted(copies.items())]
-
-
-def _longest(log_id: str, paths: list[Path], damage: list[Damage], notes: list[str]) -> Path:
-    """Of copies of one log the one with the longest whole prefix."""
-    if len(paths) == 1:
-        return paths[0]
-    verified = sorted(((scanning.verified_length(str(path)), path) for path in paths), key=lambda v: (-v[0][0], v[1]))
-    (_, _, seals), best = verified[0]
-    for (length, seal, _), path in verified[1:]:
-        if length and seals.get(length) != seal:
-            damage.append(Damage(str(path), f"has the id of {best} and other content: not merged", log_id))
-        else:
-            notes.append(f"{path} is a copy of {best}: counted once")
-    return best
-
-
 def _by_log(decisions: Sequence[Decided]) -> tuple[dict[str, dict[int, str]], dict[str, dict[int, str]]]:
     """log id -> serial -> what, and log id -> row -> what for those without a serial. `accept` outweighs `resend`."""
     of_log: dict[str, dict[int, str]] = {}
@@ -198,36 +157,6 @@ def _by_log(decisions: Sequence[Decided]) -> tuple[dict[str, dict[int, str]], di
         else:
             of_row.setdefault(decision.log_id, {})[decision.row] = decision.what
     return of_log, of_row
-
-
-def _scan_all(
-    tasks: list[ScanTask], processes: int, damage: list[Damage], progress: Callable[[int, int], None] | None
-) -> list[Scanned]:
-    """All logs, the largest first so that the last process is not left with a long one."""
-    sizes = {task.log: Path(task.path).stat().st_size for task in tasks}
-    total, done = sum(sizes.values()), 0
-    scanned: list[Scanned] = []
-
-    def note(task: ScanTask, take: Callable[[], Scanned]) -> None:
-        nonlocal done
-        try:
-            scanned.append(take())
-        except LogDamaged as problem:
-            damage.append(Damage(task.path, str(problem)))
-        done += sizes[task.log]
-        if progress is not None:
-            progress(done, total)
-
-    if processes < 2 or len(tasks) < 2 or total < _WORTH_PROCESSES:
-        for task in tasks:
-            note(task, lambda task=task: scan(task))  # type: ignore[misc]  # a default binds the loop's value
-    else:
-        spawn = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(processes, len(tasks)), mp_context=spawn) as pool:
-            running = {pool.submit(scan, task): task for task in sorted(tasks, key=lambda t: -sizes[t.log])}
-            for future in as_completed(running):
-                note(running[future], future.result)
-    return sorted(scanned, key=lambda one: one.log)
 
 
 def _judge(one: Scanned, damage: list[Damage], notes: list[str]) -> None:

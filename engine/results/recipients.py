@@ -205,7 +205,7 @@ class _Maker:
             ],
             schema=self.schema,
         )
-        return _Span(table, domains, found, self._undeliverable(found, texts), self._suppress(found, address))
+        return _Span(table, domains, found, self._undeliverable(found, texts, listed), self._suppress(found, address))
 
     def _texts(self, found: Resolved) -> pa.Array:
         texts = found.texts()
@@ -217,13 +217,18 @@ class _Maker:
             texts, pa.array(mask), pa.array([found.told[p] for p in sorted(found.told)], pa.string())
         )
 
-    def _undeliverable(self, found: Resolved, texts: pa.Array) -> pa.Table | None:
+    def _undeliverable(self, found: Resolved, texts: pa.Array, listed: pa.Table) -> pa.Table | None:
         if not self._wants_undeliverable:
             return None
         places = np.flatnonzero(_NOT_ACCEPTED[found.word])
         if not len(places):
             return None
-        listed = self._pick(found.first_row, places)
+        rest = [name for name in self._list_columns if name not in listed.column_names]
+        others = self._pick(found.first_row, places, rest) if rest else None
+        columns = [
+            others.column(name) if others is not None and name in rest else listed.column(name).take(pa.array(places))
+            for name in self._list_columns
+        ]
         word = found.word[places]
         code = found.code[places]
         told = [
@@ -232,13 +237,11 @@ class _Maker:
             pa.array(code, mask=code == 0),
             texts.take(pa.array(places)),
         ]
-        plain = [
-            _plain(listed.column(field.name), field.type) for field in list(self.undeliverable_schema)[: -len(LAST)]
-        ]
+        plain = [_plain(column, field.type) for column, field in zip(columns, self.undeliverable_schema, strict=False)]
         return pa.table([*plain, *told], schema=self.undeliverable_schema)
 
-    def _pick(self, first_row: int, places: Numbers) -> pa.Table:
-        """All columns of these rows, in stretches: the rest of their row groups is not kept."""
+    def _pick(self, first_row: int, places: Numbers, names: list[str]) -> pa.Table:
+        """These columns of these rows, in stretches: the rest of their row groups is not kept."""
         parts = []
         step = 65_536
         for start in range(0, int(places[-1]) + 1, step):
@@ -246,7 +249,7 @@ class _Maker:
             if low == high:
                 continue
             begin, end = int(places[low]), int(places[high - 1]) + 1
-            table = self._rows.read(first_row + begin, end - begin, self._list_columns)
+            table = self._rows.read(first_row + begin, end - begin, names)
             parts.append(table.take(pa.array(places[low:high] - begin)))
         return pa.concat_tables(parts)
 

@@ -78,6 +78,10 @@ _WORD[[Verdict.DEFERRED, RESENT]] = WAITING
 _WORD[[Verdict.LOST, Verdict.UNTOUCHED]] = NOT_REACHED
 
 
+# So many attempts on rows that have several are numbered in what 64 bits have left beside the rest.
+_PACKED = 1 << 24
+
+
 class Duplicate:
     """A row that was accepted more than once. `ordered`: an operator's `resend` stands behind it."""
 
@@ -99,7 +103,6 @@ class Resolved:
         "duplicates",
         "first_at",
         "first_row",
-        "has_word",
         "last_at",
         "log",
         "provider",
@@ -113,7 +116,6 @@ class Resolved:
     def __init__(self, first_row: int, rows: int) -> None:
         self.first_row, self.rows = first_row, rows
         self.word: Numbers = np.zeros(rows, np.uint8)
-        self.has_word: Numbers = np.zeros(rows, bool)
         self.attempts: Numbers = np.zeros(rows, np.uint16)
         self.first_at: Numbers = np.zeros(rows, np.int64)  # 0: no attempt that counts
         self.last_at: Numbers = np.zeros(rows, np.int64)
@@ -157,58 +159,112 @@ def resolve(
     if not pieces:
         return found
     row = _joined(pieces, "row").astype(np.int64)
-    verdict = _joined(pieces, "verdict")
-    log = np.concatenate([np.full(batch.num_rows, number, np.int32) for number, batch in pieces])
-    started, ended, attempt = _joined(pieces, "started"), _joined(pieces, "ended"), _joined(pieces, "attempt")
+    verdict, reason = _joined(pieces, "verdict"), _joined(pieces, "reason")
     flags = _joined(pieces, "flags")
-    winner = np.full(rows, -1, np.int64)
-    winner[row] = np.arange(len(row))
-    origin = same_log[log]
-    stale = _answered_elsewhere(row, origin, attempt, verdict, flags)
-    if len(stale):
+    log = np.repeat(np.array([number for number, _ in pieces], np.int32), [batch.num_rows for _, batch in pieces])
+    if flags.any() and len(
+        stale := _answered_elsewhere(row, same_log[log], _joined(pieces, "attempt"), verdict, flags)
+    ):
         # Weaker than any word of the row, the answer included.
         verdict = verdict.copy()
         verdict[stale] = Verdict.UNTOUCHED
+    winner = np.full(rows, -1, np.int32)
+    winner[row] = np.arange(len(row), dtype=np.int32)
     # Most rows have one attempt, and their word is at hand; only the others need an order.
-    several = np.flatnonzero(np.bincount(row, minlength=rows)[row] > 1)
-    counted, tells = COUNTED[verdict], _TELLS_ATTEMPTS[verdict]
-    if not words_only:
-        found.attempts[row[tells]] = attempt[tells]
-        found.first_at[row[counted]] = started[counted]
+    shared = np.zeros(rows, bool)
+    shared[row[winner.take(row) != np.arange(len(row), dtype=np.int32)]] = True
+    several = np.flatnonzero(shared.take(row))
     if len(several):
-        order = several[
-            np.lexsort(
-                (
-                    log[several],
-                    started[several],
-                    ended[several],
-                    attempt[several],
-                    _STRENGTH[verdict[several]],
-                    row[several],
-                )
-            )
-        ]
-        rows_of = row[order]
-        last = np.concatenate((rows_of[1:] != rows_of[:-1], [True]))
-        winner[rows_of[last]] = order[last]
-        if not words_only:
-            _add_history(found, several, row, attempt, started, counted, tells)
-        found.duplicates = _duplicates(first_row, order, row, origin, attempt, verdict, ended, flags, resent_rows)
-    places = np.flatnonzero(winner >= 0)
+        of = _Several(several, row, verdict, flags, log, pieces)
+        winner[of.row[of.last]] = of.place[of.last]
+        found.duplicates = of.duplicates(first_row, same_log, resent_rows)
+    full = bool((winner >= 0).all())
+    places = slice(None) if full else np.flatnonzero(winner >= 0)
     chosen = winner[places]
-    reason = _joined(pieces, "reason")
-    found.has_word[places] = True
-    found.word[places] = _WORD[verdict[chosen], reason[chosen]]
-    found.provider[places] = _named(pieces, "provider", providers)[chosen]
+    found.word[places] = _WORD.take(verdict.take(chosen).astype(np.uint16) << 8 | reason.take(chosen))
+    found.provider[places] = _named(pieces, "provider", providers).take(chosen)
     if words_only:
         return found
-    found.last_at[places] = ended[chosen]
-    found.code[places] = _joined(pieces, "code")[chosen]
-    found.log[places] = log[chosen]
-    found.source[places] = _named(pieces, "source", sources)[chosen]
+    attempt, started, ended = (_joined(pieces, name) for name in ("attempt", "started", "ended"))
+    counted, tells = COUNTED.take(verdict), _TELLS_ATTEMPTS.take(verdict)
+    found.attempts[row[tells]] = attempt[tells]
+    found.first_at[row[counted]] = started[counted]
+    if len(several):
+        _add_history(found, several, row, attempt, started, counted, tells)
+    found.last_at[places] = ended.take(chosen)
+    found.code[places] = _joined(pieces, "code").take(chosen)
+    found.log[places] = log.take(chosen)
+    found.source[places] = _named(pieces, "source", sources).take(chosen)
     found._texts = pa.chunked_array([batch.column("text") for _, batch in pieces], pa.string())
     found._winner = winner
     return found
+
+
+class _Several:
+    """The attempts on rows that have more than one: each row's together, the one that counts last.
+
+    Row, strength, attempt and place are one number each, so that they are sorted as values: a sixth of what a sort by
+    columns costs. Only what is equal in the first three (words on the same attempt, as a rule) is compared by its times
+    and log.
+    """
+
+    def __init__(
+        self, several: Numbers, row: Numbers, verdict: Numbers, flags: Numbers, log: Numbers, pieces: Pieces
+    ) -> None:
+        self._log, self._flags = log[several], flags[several]
+        self._verdict, self._pieces, self._several = verdict[several], pieces, several
+        self._attempt = _joined(pieces, "attempt")[several]
+        own_row, strength = row[several].astype(np.uint64), _STRENGTH.take(self._verdict).astype(np.uint64)
+        key = (own_row << 20 | strength << 16 | self._attempt) if len(several) < _PACKED else None
+        if key is None:
+            order = self._by_columns(np.arange(len(several)), own_row, strength)
+        else:
+            packed = np.sort(key << 24 | np.arange(len(several), dtype=np.uint64))
+            order = (packed & np.uint64(_PACKED - 1)).astype(np.int64)
+            ranked = packed >> np.uint64(24)
+            equal = ranked[1:] == ranked[:-1]
+            if equal.any():
+                tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal))
+                group = np.cumsum(np.append(True, ~equal))[tied]
+                order[tied] = order[tied][self._by_columns(order[tied], group)]
+        self.row = own_row[order].astype(np.int64)
+        self.place = several[order]
+        self._order = order
+        self.last: Numbers = np.append(self.row[1:] != self.row[:-1], True)
+
+    def _by_columns(self, which: Numbers, *first: Numbers) -> Numbers:
+        started, ended = (_joined(self._pieces, name)[self._several[which]] for name in ("started", "ended"))
+        return np.lexsort((self._log[which], started, ended, self._attempt[which], *reversed(first)))
+
+    def duplicates(self, first_row: int, same_log: Numbers, resent_rows: frozenset[int]) -> list[Duplicate]:
+        """Rows with two accepted attempts. Two words on one attempt (a repeat, a report of what a log has) are one."""
+        accepted = self._order[self._verdict[self._order] == Verdict.ACCEPTED]
+        row = self.row[self._verdict[self._order] == Verdict.ACCEPTED]
+        same = row[1:] == row[:-1]
+        suspects = np.append(same, False) | np.append(False, same) if len(row) else np.zeros(0, bool)
+        by_row: dict[int, list[int]] = {}
+        for number, at in zip(row[suspects].tolist(), accepted[suspects].tolist(), strict=True):
+            by_row.setdefault(number, []).append(at)
+        if not by_row:
+            return []
+        ended, attempt, flags = _joined(self._pieces, "ended")[self._several], self._attempt, self._flags
+        log = same_log[self._log]
+        found = []
+        for number, places in by_row.items():
+            # Plain words first; a repeated or reported one counts only where it is no plain one's attempt.
+            own = [p for p in places if not flags[p] & (REPEATED | REPORTED)]
+            known = {(int(log[p]), int(attempt[p])) for p in own}
+            for place in places:
+                key = (int(log[place]), int(attempt[place]))
+                if flags[place] & (REPEATED | REPORTED) and key not in known:
+                    known.add(key)
+                    own.append(place)
+            if len(own) > 1:
+                own.sort(key=lambda p: (int(ended[p]), int(log[p])))
+                ordered = first_row + number in resent_rows or any(flags[p] & ORDERED for p in own)
+                at_us, logs = [int(ended[p]) for p in own], [int(log[p]) for p in own]
+                found.append(Duplicate(first_row + number, len(own), ordered, at_us, logs))
+        return found
 
 
 def _answered_elsewhere(row: Numbers, log: Numbers, attempt: Numbers, verdict: Numbers, flags: Numbers) -> Numbers:
@@ -228,7 +284,7 @@ def _joined(pieces: Pieces, name: str) -> Numbers:
 
 
 def _named(pieces: Pieces, name: str, maps: Sequence[Numbers]) -> Numbers:
-    return np.concatenate([maps[log][batch.column(name).to_numpy()] for log, batch in pieces])
+    return np.concatenate([maps[log].take(batch.column(name).to_numpy()) for log, batch in pieces])
 
 
 def _add_history(
@@ -246,42 +302,3 @@ def _add_history(
     real = several[counted[several]]
     found.first_at[row[real]] = np.iinfo(np.int64).max
     np.minimum.at(found.first_at, row[real], started[real])
-
-
-def _duplicates(
-    first_row: int,
-    order: Numbers,
-    row: Numbers,
-    log: Numbers,
-    attempt: Numbers,
-    verdict: Numbers,
-    ended: Numbers,
-    flags: Numbers,
-    resent_rows: frozenset[int],
-) -> list[Duplicate]:
-    """Rows with two accepted attempts. Two words on one attempt (a repeat, a report of what a log has) are one."""
-    accepted = order[verdict[order] == Verdict.ACCEPTED]
-    times = np.bincount(row[accepted]) if len(accepted) else np.zeros(0, np.int64)
-    suspects = accepted[times[row[accepted]] > 1] if len(accepted) else accepted
-    by_row: dict[int, list[int]] = {}
-    for place in suspects.tolist():
-        by_row.setdefault(int(row[place]), []).append(place)
-    found = []
-    for number, places in by_row.items():
-        # Plain words first; a repeated or reported one counts only where it is no plain one's attempt.
-        own = [p for p in places if not flags[p] & (REPEATED | REPORTED)]
-        known = {(int(log[p]), int(attempt[p])) for p in own}
-        for place in places:
-            key = (int(log[place]), int(attempt[place]))
-            if flags[place] & (REPEATED | REPORTED) and key not in known:
-                known.add(key)
-                own.append(place)
-        if len(own) > 1:
-            own.sort(key=lambda p: (int(ended[p]), int(log[p])))
-            ordered = first_row + number in resent_rows or any(flags[p] & ORDERED for p in own)
-            found.append(
-                Duplicate(
-                    first_row + number, len(own), ordered, [int(ended[p]) for p in own], [int(log[p]) for p in own]
-                )
-            )
-    return found

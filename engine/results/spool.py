@@ -45,14 +45,9 @@ class SpoolWriter:
     def add(self, attempts: Attempts) -> None:
         """Scatter these over their spans."""
         span = attempts.row >> np.uint64(SPAN_BITS)
-        low, high = int(span.min()), int(span.max())
-        if low == high:
-            self._put(low, attempts)
-            return
-        order = np.argsort(
-            (span - np.uint64(low)).astype(np.uint16 if high - low < 65_536 else np.uint64), kind="stable"
-        )
-        attempts, span = attempts.take(order), span[order]
+        if (span[1:] < span[:-1]).any():
+            order = np.argsort(span, kind="stable")
+            attempts, span = attempts.take(order), span[order]
         starts = np.flatnonzero(np.concatenate(([True], span[1:] != span[:-1])))
         for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(span)], strict=True):
             part = slice(start, end)
@@ -98,7 +93,8 @@ class Spool:
         for piece in self._by_span.get(span, []):
             by_log.setdefault(piece.log, []).append(piece.batch)
         for log, batches in sorted(by_log.items()):
-            with pa.OSFile(str(self.path(log)), "rb") as file:
+            # Mapped, so that only the columns that are asked for are ever read.
+            with pa.memory_map(str(self.path(log))) as file:
                 reader = pa.ipc.open_file(file)
                 found += [(log, reader.get_batch(batch)) for batch in batches]
         return found

@@ -290,7 +290,9 @@ def _capacity(merged: Merged, planned: dict[str, float]) -> list[Planned]:
         hours = max(1, int(minutes.max() - minutes.min()) + 1) / 60
         # A campaign shorter than an hour is measured by its busiest minute.
         window = 60 if hours >= 1 else 1
-        busiest = np.bincount((minutes - minutes.min()) // window, weights=weight).max() * 60 / window
+        # Numbered, not binned: a machine whose clock was wrong may be thousands of years away.
+        _, step = np.unique((minutes - minutes.min()) // window, return_inverse=True)
+        busiest = np.bincount(step, weights=weight).max() * 60 / window
         found.append(
             Planned(
                 provider=name,

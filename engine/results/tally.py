@@ -24,6 +24,11 @@ _MOST_REPLIES = 5_000  # kinds of reply kept per log; the rarest are dropped bey
 _VARIABLE = r"<[^>\s]*>|[\w.+*-]+@[\w.*-]+|[A-Za-z_-]*\d[\w-]*"
 
 
+# What is no yes.
+_TOLD = np.zeros(256, bool)
+_TOLD[[Verdict.DEFERRED, Verdict.REJECTED, Verdict.LOST, Verdict.IN_DOUBT]] = True
+
+
 class Tally(msgspec.Struct):
     """Counts of one log or of many. `keys` are distinct; row i of every array belongs together."""
 
@@ -38,11 +43,11 @@ class Tally(msgspec.Struct):
         return cls(*(np.zeros(0, np.int64) for _ in range(5)))
 
 
-def tally(attempts: Attempts) -> Tally:
-    """The counts of these attempts."""
-    provider, verdict = attempts.provider.astype(np.int64), attempts.verdict.astype(np.int64)
-    code, minute = attempts.code.astype(np.int64), attempts.ended // MINUTE_US
-    return _counted(provider, verdict, code, minute, None)
+def tally(attempts: Attempts, places: Numbers | None = None) -> Tally:
+    """The counts of these attempts, or of those at `places`."""
+    columns = (attempts.provider, attempts.verdict, attempts.code, attempts.ended)
+    provider, verdict, code, ended = columns if places is None else (column.take(places) for column in columns)
+    return _counted(provider, verdict.astype(np.int64), code.astype(np.int64), ended // MINUTE_US, None)
 
 
 def merged(tallies: list[Tally]) -> Tally:
@@ -86,11 +91,10 @@ class Replies:
 
     def add(self, attempts: Attempts) -> None:
         """Count the replies of attempts that were deferred, rejected, lost or left in doubt."""
-        told = np.isin(attempts.verdict, (Verdict.DEFERRED, Verdict.REJECTED, Verdict.LOST, Verdict.IN_DOUBT))
-        told &= attempts.flags == 0
-        if not told.any():
+        told = np.flatnonzero(_TOLD.take(attempts.verdict) & (attempts.flags == 0))
+        if not len(told):
             return
-        text = attempts.text.filter(pa.array(told)).dictionary_encode()
+        text = attempts.text.take(pa.array(told)).dictionary_encode()
         words = pc.replace_substring_regex(text.dictionary, _VARIABLE, "…").to_pylist()
         texts = text.dictionary.to_pylist()
         index = text.indices.fill_null(len(words)).to_numpy().astype(np.int64)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats import sendlog
 from formats.sendlog import SCHEMA, Encoder, Header, Kind, LogDamaged, Reader, Record, Verdict
 
 HEADER = Header(
@@ -164,3 +165,23 @@ def test_the_length_and_seal_told_are_those_that_a_reader_finds() -> None:
     raw = encoder.batch(GROUPS[0]) + encoder.batch(GROUPS[1])
     _, reader = read(raw)
     assert (reader.log.length, reader.log.seal) == (encoder.length, encoder.seal)
+
+
+@settings(deadline=None, max_examples=30)
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=8), closed=st.booleans())
+def test_small_batches_are_plain_and_large_ones_compressed_in_one_stream(sizes: list[int], closed: bool) -> None:
+    serials = iter(range(1, 1000))
+    groups = [[intent(next(serials), 7) for _ in range(size)] for size in sizes]
+    raw, _ = log_of(groups, closed=closed)
+    rows, reader = read(raw)
+    assert rows == [record for group in groups for record in group]
+    assert (reader.log.is_closed, reader.log.damage, reader.log.torn) == (closed, None, 0)
+
+
+def test_a_small_batch_takes_less_than_its_compressed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = [intent(1, 10), result(1, 10)]
+    plain, _ = log_of([group] * 50)
+    monkeypatch.setattr(sendlog, "_WORTH_COMPRESSING", 0)
+    compressed, _ = log_of([group] * 50)
+    assert len(plain) < 0.8 * len(compressed)
+    assert read(plain)[0] == read(compressed)[0], "what an earlier version wrote is read alike"

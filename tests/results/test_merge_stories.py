@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 from conftest import T0, LogWriter, make_plan
@@ -219,6 +222,47 @@ def test_a_log_from_the_future_is_merged_like_any_other(logs: Path) -> None:
     future.accepted(1)
     with merge(make_plan(2), [future.write(logs), past.write(logs)]) as merged:
         assert words(merged) == ["accepted", "accepted"]
+
+
+def test_a_log_of_a_later_version_is_named_and_the_rest_is_merged(logs: Path) -> None:
+    ours, later = LogWriter("a"), LogWriter("b")
+    later.header = msgspec.structs.replace(later.header, format=2)
+    ours.accepted(0)
+    later.accepted(1)
+    with merge(make_plan(2), [ours.write(logs), later.write(logs)]) as merged:
+        assert words(merged) == ["accepted", "unsent/not_reached"]
+        assert "send log format 2, this version reads 1" in merged.damage[0].problem
+        assert merged.exit_code == Exit.LOG_DAMAGED
+
+
+# Public report T057: a file format that needs its footer was unreadable after a crash.
+WRITER = """
+import os, sys
+sys.path[:0] = sys.argv[2:]
+from conftest import LogWriter
+log = LogWriter("a")
+for row in range(300):
+    log.accepted(row)
+raw, out = log.raw(batch=8, close=False), os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)
+for start in range(0, len(raw), 100):  # a batch takes several writes
+    os.write(out, raw[start : start + 100])
+    if start > len(raw) // 2:
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_writer_left_is_read_up_to_its_last_whole_batch(logs: Path) -> None:
+    logs.mkdir()
+    path, root = logs / "a.arrows", Path(__file__).parents[2]
+    ran = subprocess.run([sys.executable, "-c", WRITER, str(path), str(Path(__file__).parent), str(root)], check=False)
+    assert ran.returncode == -9
+    with merge(make_plan(300), [path]) as merged:
+        said = words(merged)
+        assert 100 < said.count("accepted") < 200
+        assert said == sorted(said), "a prefix was sent, and nothing behind it"
+        assert merged.damage == []
+        assert "was killed" in merged.notes[0]
+        assert merged.exit_code in (Exit.ROWS_OPEN, Exit.IN_DOUBT)
 
 
 def test_a_missing_machine_is_named_by_its_partition(logs: Path) -> None:

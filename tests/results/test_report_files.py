@@ -20,6 +20,7 @@ from engine.errors import Exit
 from engine.results import charts
 from engine.results.feedback import Came, Feedback, Return
 from engine.results.merge import merge
+from engine.results.page import render_page
 from engine.results.report import NoReport, read_summary, redraw, write_report
 from engine.results.summary import Summary
 from formats import outcomes
@@ -208,6 +209,31 @@ def test_without_charts_the_page_has_tables_and_says_so(tmp_path: Path, monkeypa
     assert "<table" in page
     monkeypatch.undo()
     assert "<svg" in redraw(tmp_path / "report").read_text()
+
+
+def test_a_clock_that_was_thousands_of_years_ahead_costs_nothing_but_its_times(tmp_path: Path) -> None:
+    log = a_log()
+    log.at = 1 << 62
+    log.accepted(19)
+    log.event("eased connections=2")
+    summary = write(tmp_path, make_plan(20, files=[write_list(tmp_path, 20)]), log)
+    assert summary.outcomes["accepted"] == 15
+    assert summary.last_at_us is not None
+    assert summary.last_at_us > 1 << 62
+    assert summary.timeline.start_us < T0 + 60_000_000
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert f"{summary.last_at_us} µs" in page
+
+
+@pytest.mark.slow
+def test_a_page_of_a_hundred_million_is_small() -> None:
+    import numpy as np
+
+    from benchmarks.report import a_large_campaign
+
+    page = render_page(a_large_campaign(np.random.default_rng(1)))
+    assert len(page.encode()) < 200_000, "without its pictures, which are a sixth of the 2 MB of the goal"
+    assert "<script" not in page
 
 
 def test_an_older_report_stays_until_the_new_one_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

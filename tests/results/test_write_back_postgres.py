@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from engine.results.statement import parse
 from engine.results.target import TargetRefused, open_target
 from engine.results.write_back import Person, write_back
 
+WALK = Path(__file__).parents[2] / "sample_data" / "apps" / "users_walk" / "walk.py"
 _BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
 pytestmark = [
     pytest.mark.postgres,
@@ -76,3 +78,20 @@ def test_bounces_reach_a_users_table_once(server: str, tmp_path: Path) -> None:
             "select id, times, extract(epoch from bounced_at)::bigint from users where not active"
         )
         assert sorted(found.fetchall()) == [(n, 1, T0 // 1_000_000) for n in (2, 3, 4)]
+
+
+@pytest.mark.slow
+def test_the_walk_from_users_table_to_users_table(server: str, tmp_path: Path) -> None:
+    import psycopg
+
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute("create database walk")
+    ran = subprocess.run(
+        [sys.executable, str(WALK), str(tmp_path / "walk"), server.replace("/postgres", "/walk")],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "5 have no newsletter any more" in ran.stdout

@@ -1,8 +1,10 @@
 """From the users table to the users table: extract, plan, send, bounces, merge, write back. Nothing leaves the machine.
 
     python sample_data/apps/users_walk/walk.py FOLDER
+    python sample_data/apps/users_walk/walk.py FOLDER postgresql://ann@localhost/scratch
 
-makes FOLDER with a SQLite users table of 200 people and runs every step as one would type it. Two are refused
+makes FOLDER, with a SQLite users table of 200 people (or makes the table `users` in that database, where there must be
+none) and runs every step as one would type it. Two are refused
 while sending (their local part steers the test server) and three come back afterwards as delivery reports in a folder.
 At the end exactly these five have no newsletter any more; else the walk fails.
 """
@@ -13,7 +15,10 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 REFUSED = ("550+ann@example.org", "550+bob@example.org")
@@ -54,29 +59,53 @@ def engine(folder: Path, *words: str, may_end_in: tuple[int, ...] = (0,)) -> Non
         raise SystemExit(f"engine {words[0]} ended with {code}")
 
 
-def make_users(path: Path) -> None:
+def make_users(run: Callable[[str, list[tuple[object, ...]]], object], mark: str) -> None:
     """A users table as an application has one."""
     people = [*REFUSED, *(f"user{number}@example.org" for number in range(198))]
-    with sqlite3.connect(path) as users:
-        users.execute(
-            "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT, first_name TEXT, daily_newsletter INTEGER)"
-        )
-        rows = [(number + 1, address, f"Person {number + 1}", 1) for number, address in enumerate(people)]
-        users.executemany("INSERT INTO users VALUES (?, ?, ?, ?)", rows)
-    users.close()
+    run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT, first_name TEXT, daily_newsletter INTEGER)", [])
+    rows: list[tuple[object, ...]] = [(n, address, f"Person {n}", 1) for n, address in enumerate(people, 1)]
+    run(f"INSERT INTO users VALUES ({', '.join([mark] * 4)})", rows)
+
+
+@contextmanager
+def database(url: str, folder: Path) -> Iterator[Callable[[str, list[tuple[object, ...]]], list[Any]]]:
+    """A function that runs a statement, once or for each of many, in one transaction."""
+    connection: Any
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(folder / "users.db")
+    else:
+        import psycopg
+
+        connection = psycopg.connect(url)
+
+    def run(statement: str, rows: list[tuple[object, ...]]) -> list[Any]:
+        cursor = connection.cursor()
+        if rows:
+            cursor.executemany(statement, rows)
+            return []
+        cursor.execute(statement)
+        return list(cursor.fetchall()) if cursor.description else []
+
+    try:
+        yield run
+        connection.commit()
+    finally:
+        connection.close()
 
 
 def main() -> None:
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "users-walk").resolve()
+    url = sys.argv[2] if len(sys.argv) > 2 else "sqlite:///users.db"
     folder.mkdir(parents=True)
-    make_users(folder / "users.db")
+    with database(url, folder) as run:
+        make_users(run, "?" if url.startswith("sqlite") else "%s")
     engine(folder, "init")
     for kind in ("txt", "html"):
         (folder / "campaign" / "templates" / f"letter.{kind}").write_text(
             "Hello {{ first_name }}, the news of today.\n"
         )
     query = "SELECT id, email, first_name FROM users WHERE daily_newsletter = 1"
-    engine(folder, "prepare", "--from", "sqlite:///users.db", "--query", query, "-o", "list.parquet")
+    engine(folder, "prepare", "--from", url, "--query", query, "-o", "list.parquet")
     engine(folder, "plan", "list.parquet")
     engine(folder, "send")
     # What came back in the days after, as a mailbox's folder has it.
@@ -86,12 +115,11 @@ def main() -> None:
     engine(folder, "bounces", "returned")
     engine(folder, "merge-logs")
     statement = "UPDATE users SET daily_newsletter = 0 WHERE email = :address"
-    engine(folder, "write-back", "--to", "sqlite:///users.db", "--bounced", statement)
-    engine(folder, "write-back", "--to", "sqlite:///users.db", "--bounced", statement, "--apply")
-    engine(folder, "write-back", "--to", "sqlite:///users.db", "--bounced", statement, "--apply")  # nothing is new
-    with sqlite3.connect(folder / "users.db") as users:
-        without = {email for (email,) in users.execute("SELECT email FROM users WHERE daily_newsletter = 0")}
-    users.close()
+    engine(folder, "write-back", "--to", url, "--bounced", statement)
+    engine(folder, "write-back", "--to", url, "--bounced", statement, "--apply")
+    engine(folder, "write-back", "--to", url, "--bounced", statement, "--apply")  # nothing is new
+    with database(url, folder) as run:
+        without = {email for (email,) in run("SELECT email FROM users WHERE daily_newsletter = 0", [])}
     if without != {*REFUSED, *RETURNED}:
         raise SystemExit(f"the users table is not as it should be: {sorted(without)}")
     print(f"\nthe users table: {len(without)} have no newsletter any more: {', '.join(sorted(without))}")
