@@ -126,8 +126,8 @@ class Dialogue:
     __slots__ = (
         "_ahead", "_begun", "_chunking", "_content_due", "_depth", "_dots", "_ending", "_events", "_farewell",
         "_lines", "_lines_bytes", "_needs_rset", "_offer", "_owed", "_pipelining", "_proven", "_quit_written",
-        "_rest", "_script", "_waiting", "_written", "accepted", "in_hand", "is_over", "last_stage", "lies", "refused",
-        "replies", "taken", "why",
+        "_rest", "_script", "_waiting", "_written", "accepted", "depth", "in_hand", "is_over", "last_stage", "lies",
+        "refused", "replies", "taken", "why",
     )  # fmt: skip
 
     def __init__(self, offer: Offer, manner: Manner = Manner(), *, chunking_proven: bool = False) -> None:  # noqa: B008
@@ -167,13 +167,10 @@ class Dialogue:
         # Without PIPELINING a command behind BDAT's content must wait for its reply, so chunking would win nothing.
         self._chunking = manner.chunking and self._offer.chunking and self._pipelining
         self._ahead = manner.ahead
+        # How many messages are worth having in hand: in lock-step one speaks and one waits.
+        self.depth = manner.depth if self._pipelining else min(manner.depth, 2)
 
     # ---- what the caller asks
-
-    @property
-    def depth(self) -> int:
-        """How many messages are worth having in hand: in lock-step one speaks and one waits."""
-        return self._depth if self._pipelining else min(self._depth, 2)
 
     @property
     def is_idle(self) -> bool:

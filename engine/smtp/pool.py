@@ -150,7 +150,7 @@ class Pool:
         """Hold connections so from now on, the open ones included."""
         self.limits = limits
         for session in tuple(self._sessions):
-            session.dialogue.adopt(self._manner(session.host))
+            session.obey(limits, self._manner(session.host))
             if session.is_used_up:
                 session.close()  # the limit was lowered below what it has had: it would stand there and take nothing
 
