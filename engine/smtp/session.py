@@ -120,6 +120,14 @@ class Session(asyncio.BufferedProtocol):
             room = left
         return room if room > 0 else 0
 
+    def room(self, promised: int) -> int:
+        """How many more to prepare for it, so many being prepared: none while more than half of its depth is taken.
+
+        Messages then come in twos and more, and what is done for each handful is done half as often.
+        """
+        dialogue = self.dialogue
+        return self.capacity - promised if 2 * (dialogue.in_hand + promised) <= dialogue.depth else 0
+
     @property
     def is_idle(self) -> bool:
         """Nothing in hand."""

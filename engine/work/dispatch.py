@@ -148,8 +148,11 @@ class Dispatch:
 
     def _gather(self, lane: Lane, now: float) -> None:
         promised = self._promised
-        rooms = [(session, session.capacity - promised.get(session, 0)) for session in lane.sessions()]
-        rooms = [(session, room) for session, room in rooms if room > 0]
+        rooms = [
+            (session, room)
+            for session in lane.sessions()
+            if (room := session.room(promised.get(session, 0) if promised else 0)) > 0
+        ]
         if not rooms:
             return
         allowed = lane.allowance()
