@@ -204,7 +204,9 @@ class Session(asyncio.BufferedProtocol):
             return
         was_idle = self.dialogue.in_hand == 0
         error = self.error or (str(exc) if exc is not None else "the server hung up")
-        events = self.dialogue.lose(error)
+        # A reset is the server's doing as well: closing with bytes unread makes one.
+        by_peer = not self._is_closing and (exc is None or isinstance(exc, ConnectionResetError))
+        events = self.dialogue.lose(error, by_peer=by_peer)
         stage = self.dialogue.last_stage
         if self._why is None and self.dialogue.has_quit:
             self._why = Ended.FINISHED
