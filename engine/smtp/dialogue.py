@@ -128,10 +128,10 @@ class Dialogue:
     """
 
     __slots__ = (
-        "_ahead", "_begun", "_chunking", "_content_due", "_depth", "_dots", "_ending", "_events", "_farewell", "_goes_on",
-        "_lines", "_lines_bytes", "_needs_rset", "_offer", "_owed", "_pipelining", "_proven", "_quit_written",
-        "_rest", "_script", "_waiting", "_written", "accepted", "depth", "in_hand", "is_over", "last_stage", "lies",
-        "refused", "replies", "taken", "why",
+        "_ahead", "_begun", "_chunking", "_content_due", "_depth", "_dots", "_ending", "_events", "_farewell",
+        "_goes_on", "_lines", "_lines_bytes", "_needs_rset", "_offer", "_owed", "_pipelining", "_proven",
+        "_quit_written", "_rest", "_script", "_waiting", "_written", "accepted", "depth", "in_hand", "is_over",
+        "last_stage", "lies", "refused", "replies", "taken", "why",
     )  # fmt: skip
 
     def __init__(self, offer: Offer, manner: Manner = Manner(), *, chunking_proven: bool = False) -> None:  # noqa: B008
