@@ -43,13 +43,13 @@ FIRST_LOOK = 100_000
 DONE = re.compile(r"\b([\d,]+) of [\d,]+")
 
 
-def resident_mb(pid: int) -> float:
-    """VmRSS of a process in MB (10^6 bytes), 0.0 when it is gone."""
+def resident_mb(pid: int, line: str = "VmRSS") -> float:
+    """What /proc says of a process in MB (10^6 bytes), 0.0 when it is gone; RssFile is mapped files, shared."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
+    found = re.search(rf"{line}:\s+(\d+) kB", status)
     return int(found[1]) * 1024 / 1e6 if found else 0.0
 
 
@@ -77,16 +77,17 @@ def write_list(path: Path, count: int) -> None:
     writer.close()
 
 
-def watch(send: subprocess.Popen[str], samples: list[tuple[int, float, float]]) -> None:
-    """Add (rows done, largest worker's MB, supervisor's MB) for each progress line, until `send` ends."""
+def watch(send: subprocess.Popen[str], samples: list[tuple[int, float, float, float]]) -> None:
+    """Add (rows done, the largest worker in MB, mapped files of it, the supervisor) for each progress line."""
     assert send.stderr is not None
     for line in send.stderr:
         found = DONE.search(line)
         if found is None:
             continue
-        workers = [resident_mb(pid) for pid in workers_of(send.pid)]
-        if workers and max(workers):
-            samples.append((int(found[1].replace(",", "")), max(workers), resident_mb(send.pid)))
+        workers = workers_of(send.pid)
+        largest = max(((resident_mb(pid), resident_mb(pid, "RssFile")) for pid in workers), default=(0.0, 0.0))
+        if largest[0]:
+            samples.append((int(found[1].replace(",", "")), *largest, resident_mb(send.pid)))
 
 
 def main() -> None:
@@ -96,7 +97,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    samples: list[tuple[int, float, float]] = []
+    samples: list[tuple[int, float, float, float]] = []
     with tempfile.TemporaryDirectory(prefix="rowpost-memory-") as name:
         folder = Path(name)
         write_list(folder / "list.parquet", options.rows)
@@ -124,13 +125,13 @@ def main() -> None:
     if first is None:
         raise SystemExit(f"no progress line between {FIRST_LOOK:,} rows and the end: give more --rows")
     print(f"{options.rows:,} rows in {took:.0f} s; resident memory in MB")
-    print(f"{'rows done':>12} {'worker':>8} {'supervisor':>11}")
+    print(f"{'rows done':>12} {'worker':>8} {'of it files':>12} {'supervisor':>11}")
     shown, step = 0, options.rows // 10
     for sample in samples:
         if sample in (first, samples[-1]) or (sample[0] > first[0] and sample[0] // step > shown):
             shown = sample[0] // step
-            print(f"{sample[0]:12,} {sample[1]:8.1f} {sample[2]:11.1f}")
-    grown = {"worker": samples[-1][1] - first[1], "supervisor": samples[-1][2] - first[2]}
+            print(f"{sample[0]:12,} {sample[1]:8.1f} {sample[2]:12.1f} {sample[3]:11.1f}")
+    grown = {"worker": samples[-1][1] - first[1], "supervisor": samples[-1][3] - first[3]}
     print(f"grown since {first[0]:,} rows: worker {grown['worker']:+.1f} MB, supervisor {grown['supervisor']:+.1f} MB")
     if options.json:
         options.json.write_text(json.dumps({"rows": options.rows, "seconds": took, "samples": samples, "grown": grown}))
