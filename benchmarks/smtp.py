@@ -469,7 +469,9 @@ def draw(record: dict[str, object], path: Path) -> None:
 def main() -> None:
     default_peers = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "rowpost-peers"
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="30,000 messages a run, five repeats; some 15 minutes alone on a machine")
+    parser.add_argument(
+        "--full", action="store_true", help="30,000 messages a run, five repeats; some 15 minutes alone on a machine"
+    )
     parser.add_argument("--messages", type=int)
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--sizes", type=int, nargs="+", default=[2048, 20480])
