@@ -101,10 +101,10 @@ def _cut(client: aiosmtplib.SMTP | None, sock: socket.socket) -> None:
     next connection's, and what the old transport then does at its end it does to that one. A TLS transport that is
     closed in good order waits for the peer's last words; a socket shut down both ways gives it an end at once.
     """
-    transport = client.transport if client is not None else None
     if client is None:
         sock.close()
         return
+    transport = cast("asyncio.Transport | None", client.transport)
     if transport is not None:
         transport.abort()
     client.close()
