@@ -31,6 +31,7 @@ metadata. What follows the last good seal is thrown away: a batch is durable onc
 from __future__ import annotations
 
 import io
+import struct
 import zlib
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -159,7 +160,7 @@ class Encoder:
     def batch(self, records: Sequence[tuple[Any, ...]]) -> bytes:
         """The sealed bytes of one batch; the first call's bytes begin with the stream's header."""
         columns = zip(*records, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+        arrays = [_column(column, field) for column, field in zip(columns, self._schema, strict=True)]
         return self._sealed(pa.RecordBatch.from_arrays(arrays, schema=self._schema), {"seal": _SEAL_BLANK})
 
     def columns(self, batch: pa.RecordBatch) -> bytes:
@@ -199,6 +200,24 @@ class Encoder:
         # The blank stands in the batch's own metadata, before its body; the header before it holds no zeros so long.
         at = _find_seal(raw, _SEAL_BLANK)
         return raw[:at] + self.seal.encode() + raw[at + 16 :]
+
+
+_CODES = {  # of `struct`, by what each value takes at rest
+    pa.uint8(): "B",
+    pa.uint16(): "H",
+    pa.uint32(): "I",
+    pa.uint64(): "Q",
+    pa.timestamp("us", tz="UTC"): "q",
+}
+
+
+def _column(numbers: tuple[Any, ...], field: pa.Field) -> pa.Array:
+    """A column of a batch. Numbers are packed by hand: pyarrow looks at each twice, and takes half as long again."""
+    code = None if field.nullable else _CODES.get(field.type)
+    if code is None:
+        return pa.array(numbers, field.type)
+    packed = struct.pack(f"<{len(numbers)}{code}", *numbers)
+    return pa.Array.from_buffers(field.type, len(numbers), [None, pa.py_buffer(packed)])
 
 
 def _find_seal(raw: bytes | memoryview, digits: bytes) -> int:

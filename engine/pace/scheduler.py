@@ -175,11 +175,15 @@ class Scheduler:
         self._park(place, lane, row)
         return False
 
-    def has_room(self) -> bool:
-        """Whether the reader may run ahead: there is room, or a connection asked for rows and nobody had any."""
+    def has_room(self, rows: int = 1) -> bool:
+        """Whether the reader may run ahead by so many: there is room, or a connection asked for rows nobody had."""
         if self.is_stopped:
             return False
         # With one lane there is nothing to find further on: rows read beyond the room would only be read again.
+        if self.ready_rows_per_lane >= self.ready_rows and len(self._lanes) == 1:
+            (place,) = self._lanes.values()
+            share, held = self._share(), place.ready + place.reading
+            return place.parked is None and (held + rows <= share or held <= share // 2)
         is_searching = self._run_ahead > 0 and len(self._lanes) > 1
         return self._ready + len(self._reading) < self.ready_rows or is_searching
 

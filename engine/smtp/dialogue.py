@@ -17,7 +17,11 @@ The rules
 6.  503 to MAIL, RCPT or DATA of any transaction but the first is our being out of step, never the recipient's
     fault: `Lost`. In the first transaction it is the server's answer: `Refused`, so that no row waits for ever.
 7.  421 ends the conversation. To the MAIL of a reused connection it is `Lost` (no attempt); to any later command it
-    refuses that message. What was not begun is `Lost` with the 421 as the reason.
+    refuses that message. What was not begun is `Lost` with the 421 as the reason. What had left whole behind it, in a
+    window, is `Lost` too where the server then closes without another word: it has said that it serves no more and has
+    done so (RFC 5321 §3.8 has it close), and a server that took a message would have had to answer four commands of it
+    first. Any reply after the 421 shows a server that goes on: its word counts for each message that it answers, and
+    the others are `InDoubt`. So they are where we close, or the path fails: then nobody knows what it read.
 8.  The first BDAT of a connection goes alone, until one has been accepted there before: a server that offers CHUNKING
     and does not know BDAT would read the content as commands.
 
@@ -125,9 +129,9 @@ class Dialogue:
 
     __slots__ = (
         "_ahead", "_begun", "_chunking", "_content_due", "_depth", "_dots", "_ending", "_events", "_farewell",
-        "_lines", "_lines_bytes", "_needs_rset", "_offer", "_owed", "_pipelining", "_proven", "_quit_written",
-        "_rest", "_script", "_waiting", "_written", "accepted", "in_hand", "is_over", "last_stage", "lies", "refused",
-        "replies", "taken", "why",
+        "_goes_on", "_lines", "_lines_bytes", "_needs_rset", "_offer", "_owed", "_pipelining", "_proven",
+        "_quit_written", "_rest", "_script", "_waiting", "_written", "accepted", "depth", "in_hand", "is_over",
+        "last_stage", "lies", "refused", "replies", "taken", "why",
     )  # fmt: skip
 
     def __init__(self, offer: Offer, manner: Manner = Manner(), *, chunking_proven: bool = False) -> None:  # noqa: B008
@@ -149,6 +153,7 @@ class Dialogue:
         self._ending = False
         self._quit_written = False
         self._farewell: Reply | None = None
+        self._goes_on = False  # replies came after the 421
         self.taken = 0  # messages handed in
         self.accepted = 0
         self.refused = 0
@@ -167,13 +172,10 @@ class Dialogue:
         # Without PIPELINING a command behind BDAT's content must wait for its reply, so chunking would win nothing.
         self._chunking = manner.chunking and self._offer.chunking and self._pipelining
         self._ahead = manner.ahead
+        # How many messages are worth having in hand: in lock-step one speaks and one waits.
+        self.depth = manner.depth if self._pipelining else min(manner.depth, 2)
 
     # ---- what the caller asks
-
-    @property
-    def depth(self) -> int:
-        """How many messages are worth having in hand: in lock-step one speaks and one waits."""
-        return self._depth if self._pipelining else min(self._depth, 2)
 
     @property
     def is_idle(self) -> bool:
@@ -426,7 +428,7 @@ class Dialogue:
         owed = self._owed
         for line in lines:
             # Three replies of four are a plain yes: no meaning to look up. (Half the time of this method.)
-            if line[:4] == b"250 " and owed and not self._lines and not self.is_over:
+            if line[:4] == b"250 " and owed and not (self._lines or self._farewell or self.is_over):
                 stage = owed[0][0]
                 if stage is _MAIL or stage is _RCPT or stage is _RSET:
                     owed.pop(0)
@@ -471,6 +473,8 @@ class Dialogue:
             else:
                 self._out_of_step("a reply that no command was owed", reply)
             return
+        if self._farewell is not None:
+            self._goes_on = True
         stage, transaction = self._owed.pop(0)
         if code == CLOSING and stage is not Stage.QUIT:
             self._closing(stage, transaction, parse_reply(lines))
@@ -587,16 +591,19 @@ class Dialogue:
 
     # ---- the end
 
-    def lose(self, why: str, *, unsent: int = 0) -> list[Event]:
+    def lose(self, why: str, *, unsent: int = 0, by_peer: bool = False) -> list[Event]:
         """The connection is gone: an event for everything still in hand.
 
-        `unsent`: how many of the bytes that `pull` gave are known not to have left this machine.
+        `unsent`: how many of the bytes that `pull` gave are known not to have left this machine. `by_peer`: the server
+        closed it, neither we nor the path.
         """
         self.is_over = True
         self.why = self.why or why
         if self._owed:
             self.last_stage = self._owed[0][0]
         left = self._written - unsent
+        if by_peer and self._farewell is not None and self._farewell.code == CLOSING and not self._goes_on:
+            left = 0  # it said that it would go, and went (rule 7)
         seen: set[int] = set()
         for stage, transaction in (*self._owed, (Stage.DOT, self._content_due), *self._script):
             if transaction is None or transaction.settled or id(transaction) in seen:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import socket
 import ssl
 from enum import StrEnum
@@ -83,9 +84,7 @@ async def establish(
                 client = _client(destination, host, sock, limits)
                 return await _shake_hands(client, destination, host, address, at, plain)
         except BaseException:
-            if client is not None:
-                client.close()
-            sock.close()
+            _cut(client, sock)
             raise
     except _Stop as stop:
         return stop.failure
@@ -93,6 +92,27 @@ async def establish(
         tls_broken = at[0] is Stage.STARTTLS
         why = Ended.TLS_FAILED if tls_broken else Ended.TIMED_OUT
         return Failure(why, at[0], None, f"no answer within {limits.handshake_timeout_s:g} s", tls_broken)
+
+
+def _cut(client: aiosmtplib.SMTP | None, sock: socket.socket) -> None:
+    """Let go of a connection that came to nothing.
+
+    Its transport closes the socket, not we: a descriptor that is closed while the loop still watches it is soon the
+    next connection's, and what the old transport then does at its end it does to that one. A TLS transport that is
+    closed in good order waits for the peer's last words; a socket shut down both ways gives it an end at once.
+    """
+    if client is None:
+        sock.close()
+        return
+    transport = cast("asyncio.Transport | None", client.transport)
+    if transport is not None:
+        transport.abort()
+    client.close()
+    if sock.fileno() >= 0:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+        # Where no transport came to be nobody else closes it; to close one twice does no harm.
+        asyncio.get_running_loop().call_later(1.0, sock.close)
 
 
 async def _connect(destination: Destination, host: Host, limits: ConnectionLimits) -> tuple[socket.socket, str]:

@@ -150,7 +150,7 @@ class Pool:
         """Hold connections so from now on, the open ones included."""
         self.limits = limits
         for session in tuple(self._sessions):
-            session.dialogue.adopt(self._manner(session.host))
+            session.obey(limits, self._manner(session.host))
             if session.is_used_up:
                 session.close()  # the limit was lowered below what it has had: it would stand there and take nothing
 
@@ -314,10 +314,13 @@ class Pool:
     def tick(self) -> None:
         """About once a second: patience, idle connections, and hosts that may be tried again."""
         now = self._clock.monotonic()
+        idle: list[Session] = []
         for session in tuple(self._sessions):
-            idle_s = session.tick(now)
-            if idle_s >= self.limits.idle_timeout_s and self._usable() > self._wanted:
-                session.close(Ended.IDLE)
+            if session.tick(now) >= self.limits.idle_timeout_s:
+                idle.append(session)
+        # Counted once: of thousands of idle connections each would count all.
+        for session in idle[: max(0, self._usable() - self._wanted)] if idle else ():
+            session.close(Ended.IDLE)
         self._fill()
 
     def _cancel_connecting(self, most: int) -> int:

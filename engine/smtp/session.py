@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from engine.smtp.destination import ConnectionLimits, Destination, Host
-from engine.smtp.dialogue import Dialogue, Event, Outgoing, Stage
+from engine.smtp.dialogue import Dialogue, Event, Manner, Outgoing, Stage
 from engine.smtp.handshake import Connected, Ended
 from engine.smtp.tls import TlsState
 from formats.reply import Reply
@@ -51,9 +51,9 @@ class Session(asyncio.BufferedProtocol):
     """An established connection. `send`, `close` and `abort` may be called at any time, also when it is gone."""
 
     __slots__ = (
-        "_buffer", "_closing_since", "_idle_since", "_is_closing", "_is_paused", "_listener", "_mark", "_owner",
-        "_since", "_transport", "_why", "address", "destination", "dialogue", "ended", "error", "host", "opened_at",
-        "tls",
+        "_buffer", "_closing_since", "_idle_since", "_is_closing", "_is_paused", "_listener", "_mark", "_most",
+        "_owner", "_since", "_transport", "_why", "address", "destination", "dialogue", "ended", "error", "host",
+        "opened_at", "tls",
     )  # fmt: skip
 
     def __init__(
@@ -86,6 +86,8 @@ class Session(asyncio.BufferedProtocol):
         self._mark = (0, 0)
         self._since = now
         self._idle_since: float | None = now
+        self._most = 0
+        self.obey(owner.limits, None)
         self._transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
         # aiosmtplib's protocol goes, ours comes; reading was paused in between.
         self._transport.set_protocol(self)
@@ -98,6 +100,14 @@ class Session(asyncio.BufferedProtocol):
 
     # ---- what the sender asks and says
 
+    def obey(self, limits: ConnectionLimits, manner: Manner | None) -> None:
+        """Hold the connection so from now on; in the manner that the host can keep, where one is given."""
+        offered = self.dialogue.mail_max
+        most = limits.messages_per_connection
+        self._most = most if offered is None or most < offered else offered
+        if manner is not None:
+            self.dialogue.adopt(manner)
+
     @property
     def capacity(self) -> int:
         """How many more messages it takes now. Does not know of those that you are preparing."""
@@ -105,8 +115,18 @@ class Session(asyncio.BufferedProtocol):
         if self.ended is not None or dialogue.is_ending:
             return 0
         room = dialogue.depth - dialogue.in_hand
-        left = self._messages_left()
-        return max(0, room if room < left else left)
+        left = self._most - dialogue.taken
+        if left < room:
+            room = left
+        return room if room > 0 else 0
+
+    def room(self, promised: int) -> int:
+        """How many more to prepare for it, so many being prepared: none while more than half of its depth is taken.
+
+        Messages then come in twos and more, and what is done for each handful is done half as often.
+        """
+        dialogue = self.dialogue
+        return self.capacity - promised if 2 * (dialogue.in_hand + promised) <= dialogue.depth else 0
 
     @property
     def is_idle(self) -> bool:
@@ -116,7 +136,7 @@ class Session(asyncio.BufferedProtocol):
     @property
     def is_used_up(self) -> bool:
         """It has had as many messages as a connection may have."""
-        return self._messages_left() <= 0
+        return self.dialogue.taken >= self._most
 
     @property
     def sent(self) -> int:
@@ -135,7 +155,7 @@ class Session(asyncio.BufferedProtocol):
         """
         dialogue = self.dialogue
         events = dialogue.take(batch)
-        if self._messages_left() <= 0:
+        if dialogue.taken >= self._most:
             dialogue.finish()
         if events:
             # Never from within the caller's own call.
@@ -151,11 +171,6 @@ class Session(asyncio.BufferedProtocol):
     def abort(self) -> None:
         """Cut the connection now; what is in hand is `Lost` or `InDoubt`."""
         self._cut(Ended.ABORTED, "aborted")
-
-    def _messages_left(self) -> int:
-        limit = self._owner.limits.messages_per_connection
-        offered = self.dialogue.mail_max
-        return (limit if offered is None else min(limit, offered)) - self.dialogue.taken
 
     # ---- transport callbacks
 
@@ -189,7 +204,9 @@ class Session(asyncio.BufferedProtocol):
             return
         was_idle = self.dialogue.in_hand == 0
         error = self.error or (str(exc) if exc is not None else "the server hung up")
-        events = self.dialogue.lose(error)
+        # A reset is the server's doing as well: closing with bytes unread makes one.
+        by_peer = not self._is_closing and (exc is None or isinstance(exc, ConnectionResetError))
+        events = self.dialogue.lose(error, by_peer=by_peer)
         stage = self.dialogue.last_stage
         if self._why is None and self.dialogue.has_quit:
             self._why = Ended.FINISHED

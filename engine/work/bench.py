@@ -142,13 +142,15 @@ class Workbench:
 
     def has_outcome(self, row: int, *, in_doubt: bool = False) -> None:
         """The row has its last word, or is held; its batch may be done with it."""
-        self.losses.pop(row, None)
+        if self.losses:
+            self.losses.pop(row, None)
         batch = self.batch_of(row)
         if batch is None:
             return
         batch.open_rows -= 1
         batch.in_doubt += in_doubt
-        self._close_if_done(batch)
+        if not batch.open_rows:
+            self._close_if_done(batch)
 
     def leave_unread(self, batch: OpenBatch, rows: int) -> None:
         """`--limit`: these rows are nobody's business in this run."""

@@ -22,6 +22,10 @@ from formats.address import Mailbox
 from formats.sendlog import Reason, Verdict
 
 SIGN_ROWS = 32  # signatures made by one thread in one go: some 25 ms of RSA-2048
+# Rows are gathered this often while connections are busy: a group of a few rows costs as much as one of fifty (a sync,
+# a batch of the log, a look at every connection). Sooner where a connection has run dry, at once where all have.
+PACE_S = 0.002
+HURRY_S = 0.0005
 GROUP_ROWS = 256  # intents made durable by one sync: the most that a kill between sync and send leaves in doubt
 
 
@@ -34,7 +38,7 @@ class Lane(Protocol):
     selector: str | None  # what its source signs with; None: the campaign's own
 
     def sessions(self) -> Iterable[Session]:
-        """Sessions that have capacity."""
+        """Sessions that may have capacity."""
 
     def allowance(self) -> int:
         """Messages that may be sent now."""
@@ -82,6 +86,11 @@ class _Planned(msgspec.Struct, gc=False):
     draft: Draft | None = None
 
 
+def _outgoing(serial: int, message: Message) -> Outgoing:
+    # No line of a composed message begins with a dot, which the dialogue need not look for.
+    return Outgoing(serial, message.return_path, message.recipient, message.content, message.smtputf8, dot_free=True)
+
+
 class Dispatch:
     """Gathers groups and sends them. One per worker."""
 
@@ -95,7 +104,9 @@ class Dispatch:
         self.admission: Admission | None = None
         self._asked: dict[int, _Planned] = {}  # durable, not admitted yet
         self.syncing_since: float | None = None  # a group's intents are on their way to the disk
-        self._scheduled = False
+        self._next: asyncio.Handle | None = None  # the next look
+        self._next_at = 0.0
+        self._looked_at = 0.0
         self.is_stopped = False
         self.paused: str | None = None
         # Asked of a group's rows once their intents are durable here: those that may go. The others are taken back.
@@ -107,9 +118,21 @@ class Dispatch:
 
     def wake(self) -> None:
         """Something changed that may let rows go: look soon, once."""
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._pump)
+        if self._next is None:
+            self._look_within(PACE_S if self._bench.flights else 0.0)
+
+    def hurry(self) -> None:
+        """A connection has nothing left to do."""
+        if self._next is None or self._next_at > self._looked_at + HURRY_S:
+            self._look_within(HURRY_S if self._bench.flights else 0.0)
+
+    def _look_within(self, pace_s: float) -> None:
+        """So long after the last look, or now."""
+        loop = asyncio.get_running_loop()
+        if self._next is not None:
+            self._next.cancel()
+        at = self._next_at = self._looked_at + pace_s
+        self._next = loop.call_at(at, self._pump) if pace_s and at > loop.time() else loop.call_soon(self._pump)
 
     @property
     def is_idle(self) -> bool:
@@ -117,7 +140,8 @@ class Dispatch:
         return not self._group and self._sending is None and not self._asked
 
     def _pump(self) -> None:
-        self._scheduled = False
+        self._next = None
+        self._looked_at = asyncio.get_running_loop().time()
         if self.is_stopped or self.paused is not None or self._bench.log.is_full:
             return
         now = self._bench.clock.monotonic()
@@ -129,16 +153,22 @@ class Dispatch:
             self._sending = asyncio.get_running_loop().create_task(self._commit_groups())
 
     def _gather(self, lane: Lane, now: float) -> None:
+        promised = self._promised
+        rooms = [
+            (session, room)
+            for session in lane.sessions()
+            if (room := session.room(promised.get(session, 0) if promised else 0)) > 0
+        ]
+        if not rooms:
+            return
         allowed = lane.allowance()
-        sessions = list(lane.sessions())
         share = GROUP_ROWS
-        if sessions and allowed < sum(session.capacity for session in sessions):
+        if allowed < sum(room for _, room in rooms):
             # Less may be sent than there is room for: spread it, the idlest first. What queues behind a slow reply is
             # late, and an allowance is for now.
-            sessions.sort(key=lambda session: session.in_hand + self._promised.get(session, 0))
-            share = max(1, allowed // len(sessions))
-        for session in sessions:
-            room = session.capacity - self._promised.get(session, 0)
+            rooms.sort(key=lambda one: one[0].in_hand + promised.get(one[0], 0))
+            share = max(1, allowed // len(rooms))
+        for session, room in rooms:
             most = min(room, GROUP_ROWS - len(self._group), allowed, share)
             if most <= 0:
                 continue
@@ -184,7 +214,7 @@ class Dispatch:
             if signing is not None:
                 group.append(_Planned(session, lane, Outgoing(serial, "", "", b""), draft))
             else:
-                outgoing = Outgoing(serial, message.return_path, message.recipient, message.content, message.smtputf8)
+                outgoing = _outgoing(serial, message)
                 group.append(_Planned(session, lane, outgoing))
             composed += 1
         if composed:
@@ -197,7 +227,10 @@ class Dispatch:
                 group, self._group = self._group, []
                 self.syncing_since = self._bench.clock.monotonic()
                 try:
-                    await asyncio.gather(self._bench.log.commit(), self._sign(group))
+                    if self.signing is None:
+                        await self._bench.log.commit()
+                    else:
+                        await asyncio.gather(self._bench.log.commit(), self._sign(group, self.signing.sign))
                 except LogUnwritable as problem:
                     self.is_stopped = True
                     self._take_back(group + self._group)
@@ -216,9 +249,9 @@ class Dispatch:
                     self._deliver(group)
                 else:
                     self._ask(group, self.admission)
-                self._pump()
         finally:
             self._sending = None
+            self.wake()
 
     async def _confirmed(
         self, group: list[_Planned], confirm: Callable[[list[int]], Awaitable[set[int]]]
@@ -229,19 +262,15 @@ class Dispatch:
         self._take_back([planned for planned, row in zip(group, rows, strict=True) if row not in granted])
         return [planned for planned, row in zip(group, rows, strict=True) if row in granted]
 
-    async def _sign(self, group: list[_Planned]) -> None:
+    @staticmethod
+    async def _sign(group: list[_Planned], sign: Callable[[Sequence[Draft]], list[Message]]) -> None:
         """Signatures of a group, in threads and in chunks, so that several cores share it and the loop goes on."""
-        if self.signing is None:
-            return
-        loop, sign = asyncio.get_running_loop(), self.signing.sign
+        loop = asyncio.get_running_loop()
         chunks = [group[at : at + SIGN_ROWS] for at in range(0, len(group), SIGN_ROWS)]
         drafts = [[planned.draft for planned in chunk if planned.draft is not None] for chunk in chunks]
         signed = await asyncio.gather(*(loop.run_in_executor(None, sign, some) for some in drafts))
         for planned, message in zip(group, (message for some in signed for message in some), strict=True):
-            ticket = planned.outgoing.ticket
-            planned.outgoing = Outgoing(
-                ticket, message.return_path, message.recipient, message.content, message.smtputf8
-            )
+            planned.outgoing = _outgoing(planned.outgoing.ticket, message)
             planned.draft = None
 
     def _deliver(self, group: list[_Planned]) -> None:

@@ -155,7 +155,7 @@ class Intake:
         self._returning.extend(waiting)
 
     def _run_ahead(self) -> bool:
-        if not self._reading or not self._scheduler.has_room():
+        if not self._reading or not self._scheduler.has_room(STRETCH_ROWS):
             return False
         reading = self._reading[0]
         stretch = next(reading.stretches, None)

@@ -230,7 +230,7 @@ class Lane:
         return self.pool.open + self.pool.connecting if self.pool is not None else 0
 
     def sessions(self) -> Iterable[Session]:
-        return self.pool.ready if self.pool is not None else ()
+        return self.pool.sessions if self.pool is not None else ()
 
     def all_sessions(self) -> Iterable[Session]:
         """Every established connection, also those that take nothing now."""

@@ -52,10 +52,10 @@ class Observer:
         self._accepted: dict[Key, tuple[int, float]] = {}
         self._refused: list[Seen] = []
 
-    def accepted(self, key: Key, started_at: float, now: float) -> None:
-        """One message was taken."""
-        count, reply_s = self._accepted.get(key, (0, 0.0))
-        self._accepted[key] = (count + 1, reply_s + now - started_at)
+    def accepted(self, key: Key, messages: int, reply_s: float) -> None:
+        """So many were taken, `reply_s` seconds after they had started, summed up."""
+        count, sum_s = self._accepted.get(key, (0, 0.0))
+        self._accepted[key] = (count + messages, sum_s + reply_s)
 
     def refused(self, key: Key, judgement: Judgement, reply: Reply, started_at: float, accepted: int | None) -> None:
         """One was refused, after so many accepted ones on its connection."""

@@ -377,9 +377,12 @@ class Worker:
         self._settlement.settle(lane, events)
         self._dispatch.wake()
 
-    def is_ready(self) -> None:
+    def is_ready(self, session: Session) -> None:
         """A session has capacity."""
-        self._dispatch.wake()
+        if session.in_hand:
+            self._dispatch.wake()
+        else:
+            self._dispatch.hurry()
 
     def has_ended(
         self, lane: Lane, why: Ended, stage: Stage, reply: Reply | None, error: str, opened_at: float | None
@@ -587,7 +590,7 @@ class _Ear:
         self._worker, self._lane = worker, lane
 
     def on_ready(self, session: Session) -> None:
-        self._worker.is_ready()
+        self._worker.is_ready(session)
 
     def on_events(self, session: Session, events: list[Event]) -> None:
         self._lane.on_connection = session.sent

@@ -394,3 +394,17 @@ def test_one_lane_or_a_lane_a_row_all_get_out(lanes: int) -> None:
             break
     assert sorted(out) == list(range(rows))
     scheduler.check()
+
+
+def test_the_only_lane_reads_each_row_once() -> None:
+    """Nothing lies further on that another lane could want: rows beyond the share would be parked and read again."""
+    scheduler = fresh(ready_rows=100, ready_rows_per_lane=100)
+    row = 0
+    for _ in range(50):
+        while scheduler.has_room(10):
+            assert all(scheduler.add(row + place, 0) for place in range(10))
+            row += 10
+        for taken in scheduler.take(0, 20, 0.0):
+            scheduler.settle(taken, 0)
+    assert scheduler.parked == 0
+    assert row >= 1000

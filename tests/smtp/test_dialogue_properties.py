@@ -116,7 +116,7 @@ def test_what_is_reported_agrees_with_what_the_server_took(
         to_client = to_client[cut:]
         if dialogue.is_over or (server.is_gone and not to_client):
             break
-    events += dialogue.lose("connection lost")
+    events += dialogue.lose("connection lost", by_peer=server.is_gone)
     check_against(server, events, tickets, written)
 
 
@@ -172,7 +172,7 @@ def test_a_server_that_keeps_no_rule(rounds: list[list[bytes]], offer: Offer, ma
         if number == 2:
             dialogue.finish()
     in_hand = dialogue.in_hand
-    final = dialogue.lose("connection lost")
+    final = dialogue.lose("connection lost", by_peer=proven)
     assert len(final) == in_hand
     by_ticket = check_one_verdict_each(events + final, tickets)
     for ticket, event in by_ticket.items():

@@ -54,7 +54,7 @@ class Player:
                 case "hang up":
                     self.pull()
                     assert self.written == b"", where
-                    self.events += self.dialogue.lose("connection lost")
+                    self.events += self.dialogue.lose("connection lost", by_peer=True)
                 case "no reply in time":
                     self.pull()
                     self.events += self.dialogue.lose(self.dialogue.expire())

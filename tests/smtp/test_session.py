@@ -68,7 +68,8 @@ def test_script_over_a_socket(script: Script, run: Run) -> None:
             await asyncio.sleep(5)
 
     async def story() -> None:
-        host_limits = limits(manner=script.manner, patience=Patience(command_s=5, data_s=5, dot_s=0.3, quit_s=0.5))
+        patience = Patience(command_s=5, data_s=5, dot_s=0.3, quit_s=0.5, farewell_s=0.3)
+        host_limits = limits(manner=script.manner, patience=patience)
         async with serving(play) as host:
             memory = {str(host): HostMemory(chunking_proven=script.proven)}
             async with pooling(sender, host, limits=host_limits) as pool:
