@@ -77,7 +77,7 @@ def test_a_column_is_judged_as_one_address_is(texts: list[str | None]) -> None:
         else:
             assert quick == parse_mailbox(text)
             assert (row[CANONICAL], row[DOMAIN], row[PROBLEM]) == (canonical(quick), quick.domain, None)
-            assert clean_addresses(pl.Series([text])).to_list() == [str(quick)]
+            assert clean_addresses(pl.Series([text]), np.array([0])).to_list() == [str(quick)]
 
 
 def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_buckets_keep_every_row_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.lists import writing
+    from engine.lists import scan, writing
 
-    monkeypatch.setattr(writing, "BATCH_ROWS", 7_000)
+    monkeypatch.setattr(scan, "BATCH_ROWS", 7_000)
     monkeypatch.setattr(writing.write_by_buckets, "__kwdefaults__", {"bucket_rows": 20_000})
     source = tmp_path / "in.parquet"
     make_list.rows(0, 90_000, seed=3, clean=False).write_parquet(source, row_group_size=9_000)
