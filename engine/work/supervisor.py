@@ -126,7 +126,8 @@ class Supervisor:
         self._pause_reason = ""
         self._complaints = 0
         self._counted_at = -1e9
-        self._suppressing = Suppressing(campaign, settings, plan, clock)
+        table = shared.suppression_table() if shared is not None else None
+        self._suppressing = Suppressing(campaign, settings, plan, clock, self._narrator, table)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
         self._limit_left = options.limit
         self._states: dict[int, BatchState] = {}
@@ -167,6 +168,7 @@ class Supervisor:
             await self._beside.gone()
         self._pacing.save()
         self._suppressing.flush(self._pacing.breaker.is_tripped)
+        self._suppressing.finish(REPORT_PATIENCE_S)
         return self._exit()
 
     def _make_beside(self) -> Beside | None:
@@ -431,6 +433,7 @@ class Supervisor:
             self._renewed_at = now
             self._renew(now)
             self._suppressing.flush(self._pacing.breaker.is_tripped)
+            self._suppressing.exchange()
         self._sum_up()
         self._narrator.progress(self.progress, now)
         if self._draining is None and (reason := self._is_over(now)):
