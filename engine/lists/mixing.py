@@ -162,14 +162,26 @@ def _all_ranks(
 
 
 def _rows_of_each(stretch: npt.NDArray[Any], stretches: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The rows of stretch 0, 1, ...; a stable argsort of 16-bit numbers is a radix sort."""
-    if stretches == 1:
-        yield np.flatnonzero(stretch == 0)
-        return
-    ordered = np.argsort(stretch, kind="stable")
-    edges = np.concatenate(([0], np.cumsum(np.bincount(stretch, minlength=stretches + 1))))
+    """The rows of stretch 0, 1, ..., ascending, sorted slice by slice: row numbers of a whole list take much memory.
+
+    A stable argsort of 16-bit numbers is a radix sort.
+    """
+    counts = np.zeros(stretches + 1, dtype=np.int64)
+    for start in range(0, len(stretch), _SLICE):
+        counts += np.bincount(stretch[start : start + _SLICE], minlength=stretches + 1)
+    ends = np.cumsum(counts)
+    free = ends - counts
+    ordered = np.empty(int(ends[stretches - 1]), dtype=np.uint32)
+    for start in range(0, len(stretch), _SLICE):
+        here = stretch[start : start + _SLICE]
+        rows = np.argsort(here, kind="stable").astype(np.uint32) + np.uint32(start)
+        edges = np.concatenate(([0], np.cumsum(np.bincount(here, minlength=stretches + 1))))
+        for number in range(stretches):
+            piece = rows[edges[number] : edges[number + 1]]
+            ordered[free[number] : free[number] + len(piece)] = piece
+            free[number] += len(piece)
     for number in range(stretches):
-        yield ordered[edges[number] : edges[number + 1]]
+        yield ordered[ends[number] - counts[number] : ends[number]].astype(np.int64)
 
 
 class MixingMeter:

@@ -132,6 +132,7 @@ def prepare(
             fold_local=wishes.fold_local,
             fold_provider=wishes.fold_provider,
             rejects=rejects,
+            group_rows=_group_rows(sources),
             advance=told.advance,
         )
         no_mail = _without_mail(known, check_domains) if check_domains is not None else {}
@@ -201,7 +202,7 @@ def _write(
     kept = known.kept
     if not kept.any():
         if len(duplicates) or no_mail:
-            for start, batch in batches_of(listed.select(address)):
+            for start, batch in batches_of(listed.select(address), len(kept), group_rows=_group_rows(sources)):
                 late.take(batch.to_series(), start, known.status[start : start + batch.height])
         return None
     counts = np.bincount(known.domains[kept], minlength=len(known.numbers))
@@ -234,11 +235,16 @@ def _write(
             write_by_buckets(
                 listed, places, known, address, writer=writer, rejected=late,
                 row_group_rows=wishes.row_group_rows, advance=told.advance, work=work,
+                group_rows=_group_rows(sources), row_bytes=needed // len(kept),
             )  # fmt: skip
         writer.close()
     finally:
         writer.abandon()
     return meta, way
+
+
+def _group_rows(sources: Sequence[Source]) -> int:
+    return max(source.group_rows for source in sources)
 
 
 def _rejected(known: Scanned, sources: Sequence[Source]) -> dict[str, int]:
@@ -318,13 +324,15 @@ def _measured(
     counts: npt.NDArray[np.integer],
     by_provider: tuple[npt.NDArray[np.uint32], list[str]] | None,
 ) -> listmeta.Mixing:
-    rows = np.flatnonzero(kept)
-    groups, names, by = known.domains, known.names, "domain"
+    names, by = known.names, "domain"
     if by_provider is not None:
-        groups, names, by = by_provider[0][known.domains], by_provider[1], "provider"
+        names, by = by_provider[1], "provider"
         counts = np.bincount(by_provider[0], weights=counts, minlength=len(names)).astype(np.int64)
-    sequence = np.empty(len(rows), dtype=np.uint32)
-    sequence[places[rows]] = groups[rows]
+    sequence = np.empty(int(kept.sum()), dtype=np.uint32)
+    for start in range(0, len(kept), 1 << 20):
+        piece = slice(start, start + (1 << 20))
+        groups = known.domains[piece][kept[piece]]
+        sequence[places[piece][kept[piece]]] = groups if by_provider is None else by_provider[0][groups]
     meter = MixingMeter(counts, names, by=by)
     for start in range(0, len(sequence), 1 << 20):
         meter.take(sequence[start : start + (1 << 20)])

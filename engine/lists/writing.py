@@ -20,13 +20,15 @@ import pyarrow.parquet as pq
 from engine.lists.cleaning import clean_addresses
 from engine.lists.mixing import NOWHERE, Places
 from engine.lists.rejects import Rejects, Status
-from engine.lists.scan import Scanned, batches_of
+from engine.lists.scan import BATCH_ROWS, Scanned, batches_of
 from engine.lists.sorting import ascending
 from engine.lists.source import ListUnreadable
 from formats.suppression import Mask
 
 DOMAIN_COLUMN = "domain"
 BUCKET_ROWS = 1_000_000
+BUCKET_BYTES, PIECE_BYTES = 512 << 20, 256 << 20
+_MOST_BUCKETS = 500  # open at once
 _PIECE_ROWS = 200_000
 _PLACE, _NUMBER, _UNCLEAN = "__place", "__domain_number", "__unclean"
 
@@ -184,12 +186,20 @@ def write_by_buckets(
     row_group_rows: int,
     advance: Advance,
     work: Path,
+    group_rows: int = 0,
+    row_bytes: int = 0,
     bucket_rows: int = BUCKET_ROWS,
 ) -> None:
-    """Deal the rows into files by their place, then put each file in order."""
-    bucket_rows = max(1, bucket_rows // row_group_rows) * row_group_rows
+    """Deal the rows into files by their place, then put each file in order.
+
+    Wide rows (`row_bytes`, decoded) make smaller pieces and files.
+    """
+    bucket_rows = min(bucket_rows, BUCKET_BYTES // max(1, row_bytes))
+    bucket_rows = max(1, bucket_rows // row_group_rows, -(-len(places) // _MOST_BUCKETS // row_group_rows))
+    bucket_rows *= row_group_rows
+    piece_rows = max(1_000, min(BATCH_ROWS, PIECE_BYTES // max(1, row_bytes)))
     buckets = _Buckets(work, bucket_rows)
-    for start, batch in batches_of(listed):
+    for start, batch in batches_of(listed, len(places), group_rows=group_rows, piece_rows=piece_rows):
         here = slice(start, start + batch.height)
         rejected.take(batch.get_column(address), start, known.status[here])
         buckets.deal(batch, places[here], known.domains[here], known.unclean[here])
