@@ -127,7 +127,8 @@ def _parse_or_why_not(text: str | None) -> Mailbox | AddressError:
     try:
         return parse_mailbox(text)
     except AddressError as problem:
-        return problem
+        # A traceback holds the callers' frames, and with them whole batches until the garbage collector comes by.
+        return problem.with_traceback(None)
 
 
 def canonical(mailbox: Mailbox, *, fold_local: bool = True) -> str:

@@ -331,3 +331,10 @@ def test_a_failing_disk_leaves_no_half_list(tmp_path: Path, monkeypatch: pytest.
         prepare([parquet_source(tmp_path / "in.parquet")], out / "l.parquet", out / "r.parquet", Wishes(), work=work)
     assert list(out.iterdir()) == []
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet", "out"] or len(list(tmp_path.iterdir())) == 2
+
+
+def test_rows_that_are_no_addresses_hold_no_memory() -> None:
+    """Errors as values must not keep the frames that made them, or every batch stays until the collector comes by."""
+    found = parse_mailboxes(["nix", "a@", None])
+    assert [type(one) for one in found] == [AddressError] * 3
+    assert all(one.__traceback__ is None for one in found if isinstance(one, AddressError))
