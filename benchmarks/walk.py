@@ -77,7 +77,7 @@ def main() -> None:
             subprocess.run([sys.executable, str(ROOT / "benchmarks" / "make_list.py"), *words], check=True)
             (folder / "part-000.csv").rename(folder / "export.csv")
             source = ["export.csv"]
-        timed(["init", "campaign"], folder)
+        timed(["init"], folder)
         settings = folder / "campaign" / "campaign.toml"
         print(f"{given.rows:,} rows, {os.cpu_count()} cores\n\n| command | s | CPU s | GB |\n|---|---|---|---|")
         tell = []
