@@ -208,8 +208,8 @@ def _looked(paths: Sequence[Path], address: str | None, rows: int) -> tuple[List
                 raise
             return None, 0
         here = read_footer(path).num_rows
-        for stretch, size in _stretches(listed.select(column), here, share=LOOKED_MOST / rows):
-            found = [_numbered(raw, column, numbers) for _, raw in batches_of(plain_parts(stretch, column), size)]
+        for stretch in _stretches(listed.select(column), here, share=LOOKED_MOST / rows):
+            found = [_numbered(raw, column, numbers) for _, raw in batches_of(plain_parts(stretch, column))]
             pieces.append(np.concatenate(found) if found else np.empty(0, dtype=np.uint32))
             looked += len(pieces[-1])
     counts = np.bincount(np.concatenate(pieces), minlength=len(numbers))
@@ -227,13 +227,13 @@ def _looked(paths: Sequence[Path], address: str | None, rows: int) -> tuple[List
     return msgspec.structs.replace(meta, mixing=meter.result(), roles=listmeta.Roles(address=column)), looked
 
 
-def _stretches(listed: pl.LazyFrame, rows: int, *, share: float) -> list[tuple[pl.LazyFrame, int]]:
+def _stretches(listed: pl.LazyFrame, rows: int, *, share: float) -> list[pl.LazyFrame]:
     """The whole file, or stretches of it that lie as far apart as one another and hold about `share` of its rows."""
     if share >= 1:
-        return [(listed, rows)]
+        return [listed]
     count = max(1, round(rows * share / STRETCH))
     size = min(STRETCH, rows // count)
-    return [(listed.slice(rows * number // count, size), size) for number in range(count)]
+    return [listed.slice(rows * number // count, size) for number in range(count)]
 
 
 def _numbered(raw: pl.DataFrame, column: str, numbers: DomainNumbers) -> Groups:

@@ -30,7 +30,6 @@ def parquet_source(path: Path) -> Source:
         scan=lambda: pl.scan_parquet(path, glob=False, hive_partitioning=False),
         notes=tuple(notes),
         decoded_bytes=size,
-        group_rows=max((metadata.row_group(one).num_rows for one in range(metadata.num_row_groups)), default=0),
     )
 
 

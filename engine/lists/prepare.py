@@ -132,7 +132,6 @@ def prepare(
             fold_local=wishes.fold_local,
             fold_provider=wishes.fold_provider,
             rejects=rejects,
-            group_rows=_group_rows(sources),
             advance=told.advance,
         )
         no_mail = _without_mail(known, check_domains) if check_domains is not None else {}
@@ -202,7 +201,7 @@ def _write(
     kept = known.kept
     if not kept.any():
         if len(duplicates) or no_mail:
-            for start, batch in batches_of(listed.select(address), len(kept), group_rows=_group_rows(sources)):
+            for start, batch in batches_of(listed.select(address)):
                 late.take(batch.to_series(), start, known.status[start : start + batch.height])
         return None
     counts = np.bincount(known.domains[kept], minlength=len(known.numbers))
@@ -235,16 +234,12 @@ def _write(
             write_by_buckets(
                 listed, places, known, address, writer=writer, rejected=late,
                 row_group_rows=wishes.row_group_rows, advance=told.advance, work=work,
-                group_rows=_group_rows(sources), row_bytes=needed // len(kept),
+                row_bytes=needed // len(kept),
             )  # fmt: skip
         writer.close()
     finally:
         writer.abandon()
     return meta, way
-
-
-def _group_rows(sources: Sequence[Source]) -> int:
-    return max(source.group_rows for source in sources)
 
 
 def _rejected(known: Scanned, sources: Sequence[Source]) -> dict[str, int]:

@@ -7,7 +7,6 @@ can look at the whole list at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, cast
 
 import numpy as np
@@ -80,7 +79,6 @@ def scan(
     fold_local: bool = True,
     fold_provider: bool = False,
     rejects: Rejects,
-    group_rows: int = 0,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> Scanned:
     """Judge every row: filtered, empty, invalid, suppressed, or kept so far; the rejected ones are written."""
@@ -92,7 +90,7 @@ def scan(
         (pl.col(CANONICAL) != pl.col(address).cast(pl.String)).fill_null(True).alias(_UNCLEAN),
     )
     read = 0
-    for start, raw in batches_of(asked, rows, group_rows=group_rows):
+    for start, raw in batches_of(asked):
         batch = settle(raw, address, fold_local=fold_local)
         _judge(batch, start, known, address, suppressions, fold_local, fold_provider, rejects)
         read = start + batch.height
@@ -102,36 +100,20 @@ def scan(
     return known
 
 
-def batches_of(
-    listed: pl.LazyFrame, rows: int, *, group_rows: int = 0, piece_rows: int | None = None
-) -> Iterator[tuple[int, pl.DataFrame]]:
-    """The `rows` rows in pieces, each with the number of its first row; raises ListUnreadable.
+def batches_of(listed: pl.LazyFrame, *, piece_rows: int | None = None) -> Iterator[tuple[int, pl.DataFrame]]:
+    """The rows in pieces of about a million, each with the number of its first row; raises ListUnreadable.
 
-    A piece is asked for while the one before it is worked on, and no more than that is held: polars' own batches run
-    ahead of a slow taker by as much as a gigabyte (measured). They are used where a file's row groups (`group_rows`)
-    are so long that every piece would decode one anew.
+    polars reads ahead of a slow taker by a few pieces and no more (measured).
     """
-    most = piece_rows or BATCH_ROWS
+    start = 0
     try:
-        if group_rows > 4 * most:
-            start = 0
-            for batch in listed.collect_batches(chunk_size=most, maintain_order=True, engine="streaming"):
-                yield start, batch
-                start += batch.height
-            return
-        with ThreadPoolExecutor(1) as ahead:
-            waiting = ahead.submit(_piece, listed, 0, most)
-            for start in range(0, rows, most):
-                batch = waiting.result()
-                if start + most < rows:
-                    waiting = ahead.submit(_piece, listed, start + most, most)
-                yield start, batch
+        for batch in listed.collect_batches(
+            chunk_size=piece_rows or BATCH_ROWS, maintain_order=True, engine="streaming"
+        ):
+            yield start, batch
+            start += batch.height
     except pl.exceptions.PolarsError as problem:
         raise ListUnreadable(file="the list", problem=problem) from None
-
-
-def _piece(listed: pl.LazyFrame, start: int, rows: int) -> pl.DataFrame:
-    return listed.slice(start, rows).collect(engine="streaming")
 
 
 def _condition(listed: pl.LazyFrame, where: str) -> pl.Expr:

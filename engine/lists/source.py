@@ -56,7 +56,6 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
     skipped: Skipped = NONE_SKIPPED
     rejected: tuple[Rejected, ...] = ()
     decoded_bytes: int = 0  # about what the rows take in memory
-    group_rows: int = 0  # rows of the longest stretch that can only be read whole
 
     def row_numbers(self, indexes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The numbers, from 1, in the source's own counting, of rows 0, 1, ... as scanned."""

@@ -186,7 +186,6 @@ def write_by_buckets(
     row_group_rows: int,
     advance: Advance,
     work: Path,
-    group_rows: int = 0,
     row_bytes: int = 0,
     bucket_rows: int = BUCKET_ROWS,
 ) -> None:
@@ -199,7 +198,7 @@ def write_by_buckets(
     bucket_rows *= row_group_rows
     piece_rows = max(1_000, min(BATCH_ROWS, PIECE_BYTES // max(1, row_bytes)))
     buckets = _Buckets(work, bucket_rows)
-    for start, batch in batches_of(listed, len(places), group_rows=group_rows, piece_rows=piece_rows):
+    for start, batch in batches_of(listed, piece_rows=piece_rows):
         here = slice(start, start + batch.height)
         rejected.take(batch.get_column(address), start, known.status[here])
         buckets.deal(batch, places[here], known.domains[here], known.unclean[here])
