@@ -24,6 +24,7 @@ PLAIN_PATTERN = (
 )
 PLAIN_MOST = 64
 _PLAIN = re.compile(PLAIN_PATTERN)
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f\\ud800-\\udfff]")
 # Trimmed from both ends before anything is read: white space of any script, zero-width characters, byte-order marks.
 PADDING = "\u200b\u200c\u200d\u2060\ufeff\u00ad"
 
@@ -92,7 +93,7 @@ def parse_mailbox(text: str | None) -> Mailbox:
     text = clean(text)
     if not text:
         raise AddressError("address is empty")
-    if any(ord(c) < 32 or ord(c) == 127 or 0xD800 <= ord(c) <= 0xDFFF for c in text):
+    if _CONTROL.search(text):
         raise AddressError("address contains a control character")
     local, at, domain = text.rpartition("@")
     if not at:
@@ -126,7 +127,8 @@ def _parse_or_why_not(text: str | None) -> Mailbox | AddressError:
     try:
         return parse_mailbox(text)
     except AddressError as problem:
-        return problem
+        # A traceback holds the callers' frames, and with them whole batches until the garbage collector comes by.
+        return problem.with_traceback(None)
 
 
 def canonical(mailbox: Mailbox, *, fold_local: bool = True) -> str:

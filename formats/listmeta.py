@@ -7,9 +7,11 @@ is `rows`. A reader takes a file without the key, or of another format, for a li
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 FORMAT = 1
 KEY = b"rowpost"
@@ -65,15 +67,25 @@ class ListMeta(msgspec.Struct, frozen=True, kw_only=True):
 
 def of_counts(domain_rows: Mapping[str, int]) -> ListMeta:
     """Metadata that tells the domains' counts and nothing else."""
-    ordered = sorted(domain_rows.items(), key=lambda pair: (-pair[1], pair[0]))
-    kept = dict(ordered[:DOMAINS_KEPT])
-    rows = sum(domain_rows.values())
+    return of_numbers(list(domain_rows), np.fromiter(domain_rows.values(), dtype=np.int64, count=len(domain_rows)))
+
+
+def of_numbers(names: Sequence[str], rows: npt.NDArray[np.integer]) -> ListMeta:
+    """As `of_counts`, of columns: `rows[i]` rows are of domain `names[i]`, none if 0."""
+    present = np.flatnonzero(rows)
+    candidates = present
+    if len(present) > DOMAINS_KEPT:
+        least = np.partition(rows[present], len(present) - DOMAINS_KEPT)[len(present) - DOMAINS_KEPT]
+        candidates = present[rows[present] >= least]
+    ordered = sorted((-int(rows[one]), names[one]) for one in candidates.tolist())
+    kept = {name: -count for count, name in ordered[:DOMAINS_KEPT]}
+    total = int(rows.sum())
     return ListMeta(
-        rows=rows,
-        domains=len(ordered),
+        rows=total,
+        domains=len(present),
         domain_rows=kept,
-        other_domains=len(ordered) - len(kept),
-        other_rows=rows - sum(kept.values()),
+        other_domains=len(present) - len(kept),
+        other_rows=total - sum(kept.values()),
     )
 
 

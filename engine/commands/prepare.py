@@ -16,6 +16,7 @@ from rich.table import Table
 from engine.campaign import Campaign
 from engine.clock import SystemClock
 from engine.commands.common import campaign_option
+from engine.commands.exchanging import exchange_of, share
 from engine.lists.inspect import Inspection, inspect
 from engine.lists.opening import FORMATS, Reading, open_files, parse_types
 from engine.lists.prepare import Report, Wishes, work_folder
@@ -90,6 +91,7 @@ class Bars:
     type=click.Path(path_type=Path),
     help="A suppression folder, or a file of addresses. Repeatable.",
 )
+@click.option("--control", metavar="URL", help="The store whose suppressions machines share. [default: the campaign's]")
 @click.option("--list-id", metavar="ID", help="Obey unsubscribes of this list too. [default: of all lists only]")
 @click.option(
     "--providers",
@@ -130,6 +132,7 @@ def prepare(
     keep: str,
     engaged_first: str | None,
     suppress: tuple[Path, ...],
+    control: str | None,
     list_id: str | None,
     providers: Path | None,
     campaign: Campaign,
@@ -187,7 +190,7 @@ def prepare(
             rejects or output.with_name("rejects.parquet"),
             wishes,
             work=work,
-            suppressions=_suppressions(suppress, list_id, work),
+            suppressions=_suppressions(suppress, list_id, work, control),
             check_domains=_domain_checker() if check_domains else None,
             providers=known,
             progress=bars,
@@ -199,10 +202,16 @@ def prepare(
         _show_report(report)
 
 
-def _suppressions(paths: Sequence[Path], list_id: str | None, work: Path) -> list[SuppressionList]:
+def _suppressions(paths: Sequence[Path], list_id: str | None, work: Path, control: str | None) -> list[SuppressionList]:
     found: list[SuppressionList] = []
+    folders = [path for path in paths if is_suppression_folder(path)]
+    if control and not folders:
+        folders = [work / "shared-suppressions"]
+        paths = [*paths, *folders]
     for number, path in enumerate(paths):
-        if is_suppression_folder(path):
+        if path in folders:
+            with exchange_of(path, control) as exchange:
+                share(exchange)  # a list made without what others know would reach who left
             found.append(Suppressions(path, list_id=list_id))
         else:
             stage = work / f"suppress-{number}"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +13,9 @@ import click
 import msgspec
 
 from engine.clock import SystemClock
+from engine.commands.exchanging import exchange_of, hear, share
 from engine.config import load_settings
+from engine.control.store import StoreAway
 from engine.lists import forgetting, suppression_io
 from engine.lists.opening import FORMATS, Reading, open_files
 from engine.lists.prepare import work_folder
@@ -46,6 +50,9 @@ def _folder_option(command: Command) -> Command:
     )(command)
 
 
+_control_option = click.option(
+    "--control", metavar="URL", help="The store whose table machines share. [default: the campaign's]"
+)
 _scope_option = click.option("--scope", default=ALL, show_default=True, metavar="all|LIST", help="Whose mail it stops.")
 _reason_option = click.option("--reason", default=None, type=click.Choice([one.value for one in Reason]))
 
@@ -69,7 +76,10 @@ def suppress() -> None:
 @_reason_option
 @click.option("--source", default="operator", show_default=True, help="Where it comes from.")
 @_folder_option
-def add(address: tuple[str, ...], scope: str, reason: str | None, source: str, folder: Path) -> None:
+@_control_option
+def add(
+    address: tuple[str, ...], scope: str, reason: str | None, source: str, folder: Path, control: str | None
+) -> None:
     """Stop mail to ADDRESS, within seconds also in a running campaign.
 
     \b
@@ -79,6 +89,8 @@ def add(address: tuple[str, ...], scope: str, reason: str | None, source: str, f
     entries = [Entry(one, scope, reason or Reason.MANUAL, source, now) for one in _canonical(address)]
     added = Suppressions(folder, list_id=scope).add(entries)
     click.echo(f"{added} added, {len(entries) - added} were there already", err=True)
+    with exchange_of(folder, control) as exchange:
+        share(exchange)
 
 
 @suppress.command()
@@ -86,13 +98,21 @@ def add(address: tuple[str, ...], scope: str, reason: str | None, source: str, f
 @_scope_option
 @click.option("--source", default="operator", show_default=True, help="Who takes it back, and why.")
 @_folder_option
-def remove(address: tuple[str, ...], scope: str, source: str, folder: Path) -> None:
+@_control_option
+def remove(address: tuple[str, ...], scope: str, source: str, folder: Path, control: str | None) -> None:
     """Write to ADDRESS again. Only this lifts a suppression: no import does.
 
     \b
     engine suppress remove ann@example.org --scope weekly --source "asked to come back"
     """
     now = SystemClock().wall_us()
+    with exchange_of(folder, control) as exchange:
+        hear(exchange)  # what another machine added can be taken back here
+        _remove(address, scope, source, folder, now)
+        share(exchange)
+
+
+def _remove(address: Sequence[str], scope: str, source: str, folder: Path, now: int) -> None:
     known = Suppressions(folder, list_id=scope)
     wanted = _canonical(address)
     if known.has_forgotten():
@@ -112,6 +132,7 @@ def remove(address: tuple[str, ...], scope: str, source: str, folder: Path) -> N
 @click.option("--address-column", metavar="NAME")
 @click.option("--format", "kind", type=click.Choice(FORMATS))
 @_folder_option
+@_control_option
 @click.option("--json", "as_json", is_flag=True)
 def import_(
     file: tuple[Path, ...],
@@ -121,6 +142,7 @@ def import_(
     address_column: str | None,
     kind: str | None,
     folder: Path,
+    control: str | None,
     as_json: bool,
 ) -> None:
     """Add every address in FILE (CSV, Parquet, JSON lines). A file that `export` wrote keeps its scopes and reasons.
@@ -156,6 +178,8 @@ def import_(
     else:
         known = total.read - total.added - total.invalid
         click.echo(f"{total.read:,} read: {total.added:,} added, {known:,} known, {total.invalid:,} no addresses")
+    with exchange_of(folder, control) as exchange:
+        share(exchange)
 
 
 @suppress.command()
@@ -177,14 +201,17 @@ def export(output: Path | None, folder: Path) -> None:
 @click.argument("address", nargs=-1, required=True)
 @click.option("--list-id", metavar="ID", help="Is it stopped for this list? [default: for all]")
 @_folder_option
+@_control_option
 @click.option("--json", "as_json", is_flag=True)
-def check(address: tuple[str, ...], list_id: str | None, folder: Path, as_json: bool) -> None:
+def check(address: tuple[str, ...], list_id: str | None, folder: Path, control: str | None, as_json: bool) -> None:
     """Tell whether ADDRESS is suppressed, and everything that was said about it.
 
     \b
     engine suppress check ann@example.org --list-id weekly
     """
     names = _canonical(address)
+    with exchange_of(folder, control) as exchange:
+        hear(exchange)
     known = Suppressions(folder, list_id=list_id)
     stopped = dict(zip(names, known.check(names).tolist(), strict=True))
     if as_json:
@@ -197,6 +224,34 @@ def check(address: tuple[str, ...], list_id: str | None, folder: Path, as_json: 
             when = datetime.fromtimestamp(one.at_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
             act = "lifted" if one.lifted else one.reason
             click.echo(f"  {when}  scope {one.scope}  {act}  {one.source}".rstrip())
+
+
+@suppress.command()
+@_folder_option
+@_control_option
+@click.option("--every", type=click.FloatRange(min=0.2), metavar="SECONDS", help="Again and again, until stopped.")
+def sync(folder: Path, control: str | None, every: float | None) -> None:
+    """Tell the store's table what this folder knows, and be told. `engine send` does it by itself.
+
+    \b
+    engine suppress sync --control postgresql://rowpost@db.example.com/rowpost --every 2
+    """
+    with exchange_of(folder, control) as exchange:
+        if exchange is None:
+            raise click.UsageError("nothing says where machines meet: give --control postgresql://user@host/database")
+        while True:
+            try:
+                done = exchange.step()
+            except StoreAway as problem:
+                if every is None:
+                    raise
+                click.echo(f"{problem}; trying again", err=True)
+            else:
+                if every is None or done.sent or done.taken:
+                    click.echo(f"{done.sent} told, {done.taken} heard", err=True)
+            if every is None:
+                return
+            time.sleep(every)
 
 
 @click.command()
@@ -217,9 +272,16 @@ def check(address: tuple[str, ...], list_id: str | None, folder: Path, as_json: 
 )
 @click.option("--expired", is_flag=True, help="As --older-than, with the campaign's retention_days.")
 @_folder_option
+@_control_option
 @click.option("--json", "as_json", is_flag=True)
 def forget(
-    address: tuple[str, ...], files: tuple[Path, ...], days: int | None, expired: bool, folder: Path, as_json: bool
+    address: tuple[str, ...],
+    files: tuple[Path, ...],
+    days: int | None,
+    expired: bool,
+    folder: Path,
+    control: str | None,
+    as_json: bool,
 ) -> None:
     """Erase a person: the address goes, a keyed hash stays, and they are not written to again by mistake.
 
@@ -233,12 +295,16 @@ def forget(
         if days is None:
             raise click.UsageError("the campaign's settings have no retention_days in [suppression]")
     now = SystemClock().wall_us()
-    if days:
-        done = forgetting.Forgotten(entries=forgetting.forget_older(folder, now - days * 86_400_000_000))
-    else:
-        names = _canonical(address)
-        rows = {str(file): forgetting.erase_rows(file, names) for file in files}
-        done = forgetting.Forgotten(entries=forgetting.forget(folder, names, now_us=now), rows=rows)
+    with exchange_of(folder, control) as exchange:
+        if days:
+            before = now - days * 86_400_000_000
+            older = exchange.forget_older(before) if exchange else forgetting.forget_older(folder, before)
+            done = forgetting.Forgotten(entries=older)
+        else:
+            names = _canonical(address)
+            rows = {str(file): forgetting.erase_rows(file, names) for file in files}
+            forget_names = exchange.forget if exchange else partial(forgetting.forget, folder)
+            done = forgetting.Forgotten(entries=forget_names(names, now_us=now), rows=rows)
     if as_json:
         click.echo(msgspec.json.encode(done))
         return

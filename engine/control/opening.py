@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from engine.campaign import Campaign, NoPlan, write_whole
 from engine.config import Settings
 from engine.control.sqlite import SqliteStore
-from engine.control.store import SharedStore, Store
+from engine.control.store import SharedStore, SharedSuppressions, Store
 from engine.errors import EngineError, Exit
 
 URL_FILE = "control.url"
@@ -70,6 +70,17 @@ def open_shared(url: str, campaign_id: str | None, *, create: bool = False) -> S
     except ImportError as problem:
         raise NoDriver(problem=problem) from None
     return PostgresStore(url, campaign_id, create=create)
+
+
+def open_suppressions(url: str) -> SharedSuppressions:
+    """The suppressions that the campaigns of a database share. Connects when it is first asked. Raises NoDriver."""
+    try:
+        from engine.control.postgres import ControlUrl
+        from engine.control.suppressions_postgres import SuppressionTable
+    except ImportError as problem:
+        raise NoDriver(problem=problem) from None
+    found = ControlUrl(url)
+    return SuppressionTable(found.dsn, found.shown)
 
 
 def open_store(campaign: Campaign, given: str | None = None) -> Store:

@@ -39,6 +39,7 @@ from engine.control.store import (
     StoreRefuses,
     StoreSchema,
 )
+from engine.control.suppressions_postgres import SuppressionTable
 from formats.plan import Plan
 
 SCHEMA = 1
@@ -441,6 +442,9 @@ class PostgresStore:
 
     def overrides(self) -> list[Override]:
         return [Override(*row) for row in self._run("overrides")]
+
+    def suppression_table(self) -> SuppressionTable:
+        return SuppressionTable(self._url.dsn, self._url.shown)
 
     def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
         with self._trouble(), self._connection().transaction():

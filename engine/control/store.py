@@ -10,7 +10,7 @@ batches belong to it. An incarnation that is not `alive` never comes back: what 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Protocol
 from uuid import UUID
@@ -19,6 +19,7 @@ import msgspec
 
 from engine.errors import EngineError, Exit
 from formats.plan import Plan
+from formats.suppression import Entry as Suppression
 
 
 class StoreAway(EngineError):
@@ -277,6 +278,28 @@ class BatchOwner(msgspec.Struct, frozen=True):
     started: int
 
 
+class SharedSuppressions(Protocol):
+    """Suppressions that machines share, in the order in which they were said."""
+
+    def secret(self, wish: bytes) -> tuple[str, bytes]:
+        """The table's name, and the key of its forgotten entries: `wish`, unless it has one."""
+
+    def add(self, entries: Sequence[Suppression]) -> int:
+        """Say entries; how many were new. Saying them again changes nothing."""
+
+    def after(self, id_: int, most: int) -> list[tuple[int, Suppression]]:
+        """The next entries behind `id_`, each with its own id."""
+
+    def forget(self, addresses: Sequence[str], instead: Sequence[Suppression]) -> int:
+        """Erase every entry of `addresses`, and say `instead`; how many named them."""
+
+    def forget_older(self, before_us: int, upto_id: int) -> int:
+        """Erase entries up to an id that were made before a time and never taken back; how many."""
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
 class SharedStore(Store, Protocol):
     """What several machines need beyond `Store`. Its own clock tells every time in it."""
 
@@ -348,6 +371,9 @@ class SharedStore(Store, Protocol):
 
     def is_failover_safe(self) -> bool:
         """False where there are standbys that commits do not wait for."""
+
+    def suppression_table(self) -> SharedSuppressions:
+        """Who must not be written to, for all campaigns of the database; a connection of its own."""
 
     def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
         """How many of `wanted` messages may be sent now under a rate that all machines share. Prepaid."""

@@ -8,6 +8,7 @@ exports do besides: byte-order marks, cp1252, UTF-16, semicolons, gzip and zstd.
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,6 +22,7 @@ from engine.lists.source import ListUnreadable, Rejected, Source, stage
 from engine.lists.text_encoding import Utf8Stream, detect_encoding
 
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 4 << 20, 1 << 30
+BROKEN_COMPRESSION = (EOFError, OSError, zlib.error)  # what gzip and zstd say of a file that ends early
 _KEPT_RAGGED = 100_000  # with text; beyond, they are counted only
 TYPES: dict[str, pa.DataType] = {
     "text": pa.string(),
@@ -41,8 +43,13 @@ def csv_source(
     types: Mapping[str, str] | None = None,
 ) -> Source:
     """The CSV file at `path`, staged in the folder `work`; raises ListUnreadable naming what is wrong where."""
-    with _open(path) as file:
-        guessed, quotes = detect_encoding(file)
+    try:
+        with _open(path) as file:
+            guessed, quotes = detect_encoding(file)
+    except BROKEN_COMPRESSION as problem:
+        raise ListUnreadable(
+            file=path, problem=f"its compression is damaged or cut short: {problem}", next="Copy it again."
+        ) from None
     found = encoding or guessed
     with _open(path) as file:
         head = Utf8Stream(file, found).read(1 << 16).decode(errors="replace")

@@ -7,20 +7,21 @@ duplicate once in four thousand lists.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import numpy.typing as npt
 
+from engine.lists.sorting import ascending
 from formats.suppression import Hashes, Mask
 
 Rows = npt.NDArray[np.int64]
+_PART_ROWS = 16_000_000
 
 
 def repeated_rows(hashes: Hashes, eligible: Mask) -> Rows:
     """The eligible rows whose hash another eligible row has too, ascending."""
-    values = hashes[eligible] if not eligible.all() else hashes.copy()
-    values.sort()
-    repeats = np.unique(values[1:][values[1:] == values[:-1]])
-    del values
+    repeats = _repeated(hashes, eligible)
     if not len(repeats):
         return np.empty(0, dtype=np.int64)
     # A bitmap of 2^26 bits lets one row in many pass, and only those are searched for.
@@ -33,6 +34,30 @@ def repeated_rows(hashes: Hashes, eligible: Mask) -> Rows:
         place = np.minimum(np.searchsorted(repeats, piece[maybe]), len(repeats) - 1)
         found.append(maybe[repeats[place] == piece[maybe]] + start)
     return np.concatenate(found)
+
+
+def _repeated(hashes: Hashes, eligible: Mask) -> Hashes:
+    """The hashes that two or more eligible rows have, ascending."""
+    found: list[Hashes] = []
+    # In parts by the first bits, so that no second copy of a long list's hashes is held.
+    parts = max(1, len(hashes) // _PART_ROWS)
+    edges = [part * (2**64 // parts) for part in range(parts)] + [2**64 - 1]
+    for low, high in itertools.pairwise(edges):
+        values = _between(hashes, eligible, np.uint64(low), np.uint64(high), is_last=high == edges[-1])
+        ordered = ascending(values, threads=True)
+        del values
+        repeats = ordered[1:][ordered[1:] == ordered[:-1]]
+        found.append(repeats[np.concatenate(([True], repeats[1:] != repeats[:-1]))] if len(repeats) else repeats)
+    return np.concatenate(found)
+
+
+def _between(hashes: Hashes, eligible: Mask, low: np.uint64, high: np.uint64, *, is_last: bool) -> Hashes:
+    pieces = []
+    for start in range(0, len(hashes), 1 << 22):
+        piece = hashes[start : start + (1 << 22)]
+        wanted = eligible[start : start + (1 << 22)] & (piece >= low) & ((piece <= high) if is_last else (piece < high))
+        pieces.append(piece[wanted])
+    return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.uint64)
 
 
 def losers(hashes: Hashes, rows: Rows, order: npt.NDArray[np.generic]) -> tuple[Rows, Rows]:

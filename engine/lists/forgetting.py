@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 from engine.lists.cleaning import CANONICAL, plain_parts, settle
 from engine.lists.columns import address_column
 from engine.lists.parquet_source import read_footer
-from engine.lists.scope_index import index_name
+from engine.lists.scope_index import hash_column, index_name
 from engine.lists.suppressions import Suppressions
 from engine.lists.truthfile import KEY, TRUTH, create, cut_torn_end, frames, locked, write_whole
 from formats import suppression
@@ -36,9 +37,23 @@ class Forgotten(msgspec.Struct, frozen=True, kw_only=True):
     rows: dict[str, int] = {}
 
 
-def forget(folder: Path, addresses: Sequence[str], *, now_us: int) -> int:
+class Rewritten(msgspec.Struct, frozen=True):
+    """A truth that was written anew: its generation, and where each frame ended and ends now."""
+
+    generation: bytes
+    ends: list[tuple[int, int]]
+
+    def now_at(self, end: int) -> int:
+        """Where what lay before `end` ends now."""
+        return max((new for old, new in self.ends if old <= end), default=suppression.HEADER_BYTES)
+
+
+Told = Callable[[Rewritten], None]
+
+
+def forget(folder: Path, addresses: Sequence[str], *, now_us: int, rewritten: Told | None = None) -> int:
     """Erase canonical addresses from a suppression folder; how many entries named them. They stay suppressed."""
-    key = _key(folder)
+    key = folder_key(folder)
     wanted = pa.array(sorted(set(addresses)), pa.large_string())
     hashes = [suppression.forgotten_address(address, key) for address in sorted(set(addresses))]
 
@@ -46,15 +61,15 @@ def forget(folder: Path, addresses: Sequence[str], *, now_us: int) -> int:
         keep = pc.invert(pc.is_in(table.column("address"), value_set=wanted))
         return table.filter(keep), []
 
-    erased = _rewrite(folder, without)
+    erased = _rewrite(folder, without, rewritten)
     known = Suppressions(folder, list_id=None)
     known.add([Entry(one, ALL, Reason.FORGOTTEN, "", now_us) for one in hashes])
     return erased
 
 
-def forget_older(folder: Path, before_us: int) -> int:
+def forget_older(folder: Path, before_us: int, *, rewritten: Told | None = None) -> int:
     """Turn entries made before a time into keyed hashes, each in its scope; how many."""
-    key = _key(folder)
+    key = folder_key(folder)
     # What was ever taken back has a history that only its address holds together: it keeps its address.
     lifted = {(one.address, one.scope) for one in _lifted(folder)} if (folder / TRUTH).exists() else set()
 
@@ -72,7 +87,7 @@ def forget_older(folder: Path, before_us: int) -> int:
         keep[kept] = True
         return table.filter(pa.array(keep)), turned
 
-    return _rewrite(folder, by_age)
+    return _rewrite(folder, by_age, rewritten)
 
 
 def _lifted(folder: Path) -> Iterator[Entry]:
@@ -82,7 +97,8 @@ def _lifted(folder: Path) -> Iterator[Entry]:
             yield Entry(**row)
 
 
-def _key(folder: Path) -> bytes:
+def folder_key(folder: Path) -> bytes:
+    """The key of the folder's forgotten entries, made where there is none."""
     path = folder / KEY
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
@@ -91,7 +107,44 @@ def _key(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def _rewrite(folder: Path, change: Callable[[pa.Table], tuple[pa.Table, list[Entry]]]) -> int:
+def take_key(folder: Path, key: bytes) -> bool:
+    """Use `key` from now on, unless somebody was forgotten here by another one: whether it is the folder's key now."""
+    with locked(folder):
+        if (folder / KEY).read_bytes() == key:
+            return True
+        if (folder / TRUTH).exists():
+            for frame in frames(folder / TRUTH, suppression.HEADER_BYTES):
+                addresses = frame.table().column("address")
+                if pc.any(pc.and_not(pc.starts_with(addresses, "#"), pc.match_substring(addresses, "@"))).as_py():
+                    return False
+        write_whole(folder / KEY, [key])
+    return True
+
+
+def forget_keyed(folder: Path, hashes: Sequence[str], *, rewritten: Told | None = None) -> int:
+    """Erase whoever others have forgotten, known by keyed hashes of this folder's key; how many entries named them."""
+    key = (folder / KEY).read_bytes()
+    told = [suppression.split_forgotten(one) for one in hashes]
+    keyed = {digest for _, digest in told}
+    sieve = np.zeros(1 << 16, dtype=np.bool_)
+    sieve[[first for first, _ in told]] = True
+
+    def named(table: pa.Table) -> npt.NDArray[np.bool_]:
+        addresses = table.column("address")
+        found = sieve[suppression.sieve_of(hash_column(addresses))]
+        for place in np.flatnonzero(found).tolist():
+            found[place] = suppression.keyed_hash(addresses[place].as_py(), key) in keyed
+        return found
+
+    with locked(folder):
+        if not any(named(frame.table()).any() for frame in frames(folder / TRUTH, suppression.HEADER_BYTES)):
+            return 0
+    return _rewrite(folder, lambda table: (table.filter(pa.array(~named(table))), []), rewritten)
+
+
+def _rewrite(
+    folder: Path, change: Callable[[pa.Table], tuple[pa.Table, list[Entry]]], rewritten: Told | None = None
+) -> int:
     """Write the truth anew, every frame through `change`; how many entries lost their address."""
     path = folder / TRUTH
     erased = 0
@@ -104,7 +157,8 @@ def _rewrite(folder: Path, change: Callable[[pa.Table], tuple[pa.Table, list[Ent
         new = path.with_name(f".{TRUTH}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(suppression.encode_header(secrets.token_bytes(8)))
+                generation, ends = secrets.token_bytes(8), []
+                file.write(suppression.encode_header(generation))
                 for frame in frames(path, suppression.HEADER_BYTES):
                     table = frame.table()
                     scopes.update(table.column("scope").unique().to_pylist())
@@ -114,9 +168,12 @@ def _rewrite(folder: Path, change: Callable[[pa.Table], tuple[pa.Table, list[Ent
                         file.write(suppression.encode_table(kept))
                     if added:
                         file.write(suppression.encode_entries(added))
+                    ends.append((frame.end, file.tell()))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, path)
+            if rewritten is not None:
+                rewritten(Rewritten(generation, ends))
         finally:
             new.unlink(missing_ok=True)
         for torn in folder.glob(f"{TRUTH}.torn-*"):

@@ -1,6 +1,6 @@
 """`inspect`: what a list is like, from its metadata where `prepare` wrote it, else by looking.
 
-Reads footers and one column (the domains), never the rows, but for a few examples.
+Reads footers, and where `prepare` left nothing in them one column: all of it, or of a long list stretches all over it.
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from engine.lists.cleaning import DOMAIN, plain_parts, settle
+from engine.lists.cleaning import DOMAIN, hashed, plain_parts, settle
 from engine.lists.columns import NoAddressColumn, address_column
-from engine.lists.mixing import MixingMeter
+from engine.lists.domain_numbers import DomainNumbers
+from engine.lists.mixing import Groups, MixingMeter
 from engine.lists.parquet_source import LARGE_ROW_GROUP, parquet_source, read_footer
-from engine.lists.scan import BATCH_ROWS
+from engine.lists.scan import batches_of
 from formats import listmeta
 from formats.listmeta import ListMeta
 
 EXAMPLES = 3
+LOOKED_MOST = 5_000_000  # rows; what is longer is looked at in stretches
+STRETCH = 100_000
+NO_ADDRESS = "(no address)"
 
 
 class Column(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +72,11 @@ def inspect(paths: Sequence[Path], *, address: str | None = None) -> Inspection:
     if all(meta is not None for meta in metas) and rows:
         meta = _joined([meta for meta in metas if meta is not None])
     else:
-        meta = _looked(paths, address) if rows else None
+        meta, looked = _looked(paths, address, rows) if rows else (None, 0)
+        if meta is not None and looked < rows:
+            warnings.append(
+                f"nobody prepared this list: domains and mixing are estimated from {looked:,} of {rows:,} rows"
+            )
     files = [_file(path, footer) for path, footer in zip(paths, footers, strict=True)]
     for file in files:
         if file.largest_row_group_bytes > LARGE_ROW_GROUP:
@@ -180,11 +189,16 @@ def _joined(metas: Sequence[ListMeta]) -> ListMeta:
     )
 
 
-def _looked(paths: Sequence[Path], address: str | None) -> ListMeta | None:
-    """Count and measure a list that nobody prepared, by its address column; None where it has none."""
-    numbers: dict[str, int] = {}
-    pieces: list[np.ndarray] = []
+def _looked(paths: Sequence[Path], address: str | None, rows: int) -> tuple[ListMeta | None, int]:
+    """Count and measure a list that nobody prepared, by its address column; None where it has none.
+
+    Of more than `LOOKED_MOST` rows stretches all over the list are looked at, and counts are scaled. The second value
+    is how many rows were looked at.
+    """
+    numbers = DomainNumbers()
+    pieces: list[Groups] = []
     column = ""
+    looked = 0
     for path in paths:
         listed = parquet_source(path).scan()
         try:
@@ -192,25 +206,37 @@ def _looked(paths: Sequence[Path], address: str | None) -> ListMeta | None:
         except NoAddressColumn:
             if address is not None:
                 raise
-            return None
-        parts = plain_parts(listed.select(column), column)
-        for raw in parts.collect_batches(chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"):
-            domains = settle(raw, column).get_column(DOMAIN).fill_null("(no address)")
-            uniques = domains.unique()
-            for name in uniques.to_list():
-                numbers.setdefault(name, len(numbers))
-            pieces.append(
-                domains.replace_strict(uniques, [numbers[name] for name in uniques.to_list()])
-                .to_numpy()
-                .astype(np.uint32)
-            )
-    sequence = np.concatenate(pieces)
-    counts = np.bincount(sequence, minlength=len(numbers))
-    meter = MixingMeter(counts, list(numbers))
-    for start in range(0, len(sequence), 1 << 20):
-        meter.take(sequence[start : start + (1 << 20)])
-    return msgspec.structs.replace(
-        listmeta.of_counts({name: int(counts[number]) for name, number in numbers.items()}),
-        mixing=meter.result(),
-        roles=listmeta.Roles(address=column),
-    )
+            return None, 0
+        here = read_footer(path).num_rows
+        for stretch in _stretches(listed.select(column), here, share=LOOKED_MOST / rows):
+            found = [_numbered(raw, column, numbers) for _, raw in batches_of(plain_parts(stretch, column))]
+            pieces.append(np.concatenate(found) if found else np.empty(0, dtype=np.uint32))
+            looked += len(pieces[-1])
+    counts = np.bincount(np.concatenate(pieces), minlength=len(numbers))
+    meter = MixingMeter(counts, numbers.names)
+    for piece in pieces:
+        for start in range(0, len(piece), 1 << 20):
+            meter.take(piece[start : start + (1 << 20)])
+        if looked < rows:
+            meter.interrupt()
+    if looked < rows:
+        counts = np.maximum(counts > 0, np.round(counts * (rows / max(1, looked))).astype(np.int64))
+    meta = listmeta.of_numbers(numbers.names, counts)
+    # Rounding must not change how many rows there are.
+    meta = msgspec.structs.replace(meta, rows=rows, other_rows=max(0, rows - sum(meta.domain_rows.values())))
+    return msgspec.structs.replace(meta, mixing=meter.result(), roles=listmeta.Roles(address=column)), looked
+
+
+def _stretches(listed: pl.LazyFrame, rows: int, *, share: float) -> list[pl.LazyFrame]:
+    """The whole file, or stretches of it that lie as far apart as one another and hold about `share` of its rows."""
+    if share >= 1:
+        return [listed]
+    count = max(1, round(rows * share / STRETCH))
+    size = min(STRETCH, rows // count)
+    return [listed.slice(rows * number // count, size) for number in range(count)]
+
+
+def _numbered(raw: pl.DataFrame, column: str, numbers: DomainNumbers) -> Groups:
+    domains = settle(raw, column).select(pl.col(DOMAIN).fill_null(NO_ADDRESS).alias(DOMAIN))
+    hashes = domains.select(hashed(pl.col(DOMAIN))).to_series().to_numpy()
+    return numbers.take(hashes, domains.to_series())

@@ -11,12 +11,15 @@ Pure: arrays in, arrays out; chance comes from a seed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.lists.sorting import order_of
 from formats.listmeta import Mixing
 from formats.suppression import Mask
 
@@ -34,12 +37,12 @@ _MEASURED_MOST = 16
 def ranks(groups: Groups, seen: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """How many rows of the same group came before each row; `seen` carries the counts from call to call."""
     count = len(groups)
-    bits = max(1, int(count).bit_length())
-    # One sort of 64-bit numbers (group, place) is several times quicker than a stable argsort of the groups.
-    keys = (groups.astype(np.uint64) << np.uint64(bits)) | np.arange(count, dtype=np.uint64)
-    keys.sort()
-    place = (keys & np.uint64((1 << bits) - 1)).astype(np.int64)
-    sorted_groups = (keys >> np.uint64(bits)).astype(np.int64)
+    if len(seen) <= 1 << 16:
+        # A stable argsort of 16-bit numbers is a radix sort.
+        place: npt.NDArray[np.int64] = np.argsort(groups.astype(np.uint16), kind="stable")
+    else:
+        place = order_of(groups, 32)
+    sorted_groups = groups[place]
     is_start = np.concatenate(([True], sorted_groups[1:] != sorted_groups[:-1])) if count else np.empty(0, np.bool_)
     starts = np.flatnonzero(is_start)
     lengths = np.diff(np.append(starts, count))
@@ -85,17 +88,41 @@ def mixed(
         piece = slice(start, start + _SLICE)
         key = _first_key(rank[piece], domains[piece], offset, counts)
         stretch[piece] = np.where(keep[piece], np.minimum(key * stretches, stretches - 1), stretches)
-    base = 0
-    for rows in _rows_of_each(stretch, stretches):
-        key = _first_key(rank[rows], domains[rows], offset, counts)
-        rows = rows[_in_order(key)]
+    # A group of one domain is in order already, unless the operator wants another one than the list's.
+    is_crowd = np.bincount(second, weights=counts > 0, minlength=len(second_offset)) > 1
+    is_crowd[:] |= order is not None
+
+    def place(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         groups = second[domains[rows]]
+        crowd = np.flatnonzero(is_crowd[groups])
+        of_crowd = rows[crowd]
+        key = _first_key(rank[of_crowd], domains[of_crowd], offset, counts)
+        by = crowd[_in_order(key)]
+        rows = rows.copy()
+        rows[crowd], groups[crowd] = rows[by], groups[by]
         within = np.bincount(groups, minlength=len(second_offset)).astype(np.float64)
         again = ranks(groups, np.zeros(len(second_offset), dtype=np.uint32))
-        key = (again + second_offset[groups]) / within[groups]
-        places[rows[_in_order(key)]] = np.arange(base, base + len(rows), dtype=np.uint32)
+        return rows[_in_order((again + second_offset[groups]) / within[groups])]
+
+    base = 0
+    for rows in _two_at_once(place, _rows_of_each(stretch, stretches)):
+        places[rows] = np.arange(base, base + len(rows), dtype=np.uint32)
         base += len(rows)
     return places
+
+
+def _two_at_once(
+    act: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]], pieces: Iterator[npt.NDArray[np.int64]]
+) -> Iterator[npt.NDArray[np.int64]]:
+    """What `act` makes of each piece, in order; the arrays' libraries release the interpreter while they work."""
+    with ThreadPoolExecutor(2) as pool:
+        waiting: deque[Future[npt.NDArray[np.int64]]] = deque()
+        for piece in pieces:
+            waiting.append(pool.submit(act, piece))
+            if len(waiting) > 2:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
 
 def _first_key(
@@ -106,15 +133,9 @@ def _first_key(
 
 
 def _in_order(key: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The order of keys in [0, 1]: a stable argsort by their first 40 bits or more.
-
-    Sorting numbers that hold key and place takes less than half of an argsort, and is the same on every machine.
-    """
-    bits = max(1, len(key).bit_length())
-    packed = (key * 2.0 ** (63 - bits)).astype(np.uint64) << np.uint64(bits)
-    packed |= np.arange(len(key), dtype=np.uint64)
-    packed.sort()
-    return (packed & np.uint64((1 << bits) - 1)).astype(np.int64)
+    """The order of keys in [0, 1]: a stable argsort by their first 40 bits or more."""
+    bits = 63 - max(1, len(key).bit_length())
+    return order_of((key * 2.0**bits).astype(np.uint64), bits + 1)
 
 
 def _second_groups(of_domain: Groups, counts: npt.NDArray[np.uint32], total: int) -> Groups:
@@ -141,14 +162,26 @@ def _all_ranks(
 
 
 def _rows_of_each(stretch: npt.NDArray[Any], stretches: int) -> Iterator[npt.NDArray[np.int64]]:
-    """The rows of stretch 0, 1, ...; a stable argsort of 16-bit numbers is a radix sort."""
-    if stretches == 1:
-        yield np.flatnonzero(stretch == 0)
-        return
-    ordered = np.argsort(stretch, kind="stable")
-    edges = np.concatenate(([0], np.cumsum(np.bincount(stretch, minlength=stretches + 1))))
+    """The rows of stretch 0, 1, ..., ascending, sorted slice by slice: row numbers of a whole list take much memory.
+
+    A stable argsort of 16-bit numbers is a radix sort.
+    """
+    counts = np.zeros(stretches + 1, dtype=np.int64)
+    for start in range(0, len(stretch), _SLICE):
+        counts += np.bincount(stretch[start : start + _SLICE], minlength=stretches + 1)
+    ends = np.cumsum(counts)
+    free = ends - counts
+    ordered = np.empty(int(ends[stretches - 1]), dtype=np.uint32)
+    for start in range(0, len(stretch), _SLICE):
+        here = stretch[start : start + _SLICE]
+        rows = np.argsort(here, kind="stable").astype(np.uint32) + np.uint32(start)
+        edges = np.concatenate(([0], np.cumsum(np.bincount(here, minlength=stretches + 1))))
+        for number in range(stretches):
+            piece = rows[edges[number] : edges[number + 1]]
+            ordered[free[number] : free[number] + len(piece)] = piece
+            free[number] += len(piece)
     for number in range(stretches):
-        yield ordered[edges[number] : edges[number + 1]]
+        yield ordered[ends[number] - counts[number] : ends[number]].astype(np.int64)
 
 
 class MixingMeter:
@@ -187,6 +220,11 @@ class MixingMeter:
                 if off * 100 > self._worst[window][0]:
                     self._worst[window] = (float(off * 100), group)
         self._rest = joined[-9_999:]
+
+    def interrupt(self) -> None:
+        """What comes next does not follow on what came last."""
+        self._rest = np.empty(0, dtype=np.int64)
+        self._run, self._last = 0, -1
 
     def _take_runs(self, groups: npt.NDArray[np.integer]) -> None:
         edges = np.flatnonzero(groups[1:] != groups[:-1]) + 1

@@ -7,6 +7,7 @@ Arrow: files (also called Feather) and streams.
 from __future__ import annotations
 
 import gzip
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ def jsonl_source(path: Path, work: Path) -> Source:
                 else:
                     kept.write(text if text.endswith(b"\n") else text + b"\n")
                     rows += 1
-    except OSError as problem:
-        raise ListUnreadable(file=path, problem=problem.strerror or problem) from None
+    except (EOFError, OSError, zlib.error) as problem:
+        raise ListUnreadable(file=path, problem=getattr(problem, "strerror", None) or problem) from None
     if not rows:
         first = rejected[0].detail if rejected else "the file is empty"
         raise ListUnreadable(file=path, problem=f"not one line is a JSON object ({first})")

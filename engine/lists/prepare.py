@@ -23,7 +23,7 @@ from engine.lists import dedup
 from engine.lists.columns import address_column, one_scan
 from engine.lists.mixing import MixingMeter, Places, mixed
 from engine.lists.rejects import Rejects, Status
-from engine.lists.scan import DomainChecker, Scanned, SuppressionList, scan
+from engine.lists.scan import DomainChecker, Scanned, SuppressionList, batches_of, scan
 from engine.lists.source import Source
 from engine.lists.writing import DOMAIN_COLUMN, DuplicateWriter, ListWriter, write_by_buckets, write_in_memory
 from formats import listmeta
@@ -201,11 +201,12 @@ def _write(
     kept = known.kept
     if not kept.any():
         if len(duplicates) or no_mail:
-            late.take(listed.select(address).collect().to_series(), 0, known.status)
+            for start, batch in batches_of(listed.select(address)):
+                late.take(batch.to_series(), start, known.status[start : start + batch.height])
         return None
     counts = np.bincount(known.domains[kept], minlength=len(known.numbers))
     meta = msgspec.structs.replace(
-        listmeta.of_counts({name: int(n) for name, n in zip(known.names, counts, strict=True) if n}),
+        listmeta.of_numbers(known.names, counts),
         mixing=_measured(known, kept, places, counts, by_provider),
         provider_rows=_provider_rows(counts, by_provider),
         roles=listmeta.Roles(address=address, domain=DOMAIN_COLUMN, id=_id_column(listed, wishes.id)),
@@ -226,13 +227,14 @@ def _write(
     try:
         if way == "memory":
             write_in_memory(
-                listed, places, known.status, known.domains, address=address, writer=writer, rejected=late,
+                listed, places, known, address, writer=writer, rejected=late,
                 row_group_rows=wishes.row_group_rows, advance=told.advance,
             )  # fmt: skip
         else:
             write_by_buckets(
-                listed, places, known.status, known.domains, address=address, writer=writer, rejected=late,
+                listed, places, known, address, writer=writer, rejected=late,
                 row_group_rows=wishes.row_group_rows, advance=told.advance, work=work,
+                row_bytes=needed // len(kept),
             )  # fmt: skip
         writer.close()
     finally:
@@ -256,7 +258,7 @@ def _without_mail(known: Scanned, check: DomainChecker) -> dict[int, str]:
     present = np.flatnonzero(np.bincount(known.domains[known.kept], minlength=len(known.numbers)))
     names = known.names
     problems = check([names[number] for number in present.tolist()])
-    bad = {known.numbers[name]: why for name, why in problems.items() if name in known.numbers}
+    bad = {number: problems[names[number]] for number in present.tolist() if names[number] in problems}
     is_bad = np.zeros(max(1, len(names)), dtype=np.bool_)
     is_bad[list(bad)] = True
     known.status[known.kept & is_bad[known.domains]] = Status.NO_MAIL_DOMAIN
@@ -317,13 +319,15 @@ def _measured(
     counts: npt.NDArray[np.integer],
     by_provider: tuple[npt.NDArray[np.uint32], list[str]] | None,
 ) -> listmeta.Mixing:
-    rows = np.flatnonzero(kept)
-    groups, names, by = known.domains, known.names, "domain"
+    names, by = known.names, "domain"
     if by_provider is not None:
-        groups, names, by = by_provider[0][known.domains], by_provider[1], "provider"
+        names, by = by_provider[1], "provider"
         counts = np.bincount(by_provider[0], weights=counts, minlength=len(names)).astype(np.int64)
-    sequence = np.empty(len(rows), dtype=np.uint32)
-    sequence[places[rows]] = groups[rows]
+    sequence = np.empty(int(kept.sum()), dtype=np.uint32)
+    for start in range(0, len(kept), 1 << 20):
+        piece = slice(start, start + (1 << 20))
+        groups = known.domains[piece][kept[piece]]
+        sequence[places[piece][kept[piece]]] = groups if by_provider is None else by_provider[0][groups]
     meter = MixingMeter(counts, names, by=by)
     for start in range(0, len(sequence), 1 << 20):
         meter.take(sequence[start : start + (1 << 20)])

@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 
 from engine.lists.source import Source
 
+Rows = npt.NDArray[np.int64]
+
 
 class Status(IntEnum):
     """What became of a row, one byte each."""
@@ -53,49 +55,61 @@ class Rejects:
     def __init__(self, path: Path, sources: Sequence[Source]) -> None:
         self._writer = pq.ParquetWriter(path, SCHEMA, compression="zstd", compression_level=1)
         self._sources = sources
+        self._names = [source.name for source in sources]
         self._starts = np.cumsum([0, *(source.rows for source in sources)])
         for source in sources:
             if source.rejected:
-                rows = [one.row for one in source.rejected]
-                lines = [one.line for one in source.rejected]
-                values = pl.Series([one.value for one in source.rejected], dtype=pl.String)
-                details = pl.Series([one.detail for one in source.rejected], dtype=pl.String)
-                by_reason = [one.reason for one in source.rejected]
-                self._write([source.name] * len(rows), rows, lines, values, by_reason, details)
+                reasons = pa.array([one.reason for one in source.rejected])
+                self._write(
+                    pa.array([source.name] * len(reasons)).dictionary_encode(),
+                    pa.array([one.row for one in source.rejected], pa.int64()),
+                    pa.array([one.line for one in source.rejected], pa.int64()),
+                    pl.Series([one.value for one in source.rejected], dtype=pl.String),
+                    reasons.dictionary_encode(),
+                    pl.Series([one.detail for one in source.rejected], dtype=pl.String),
+                )
 
-    def add(self, rows: npt.NDArray[np.int64], values: pl.Series, reason: str, details: pl.Series) -> None:
+    def add(self, rows: Rows, values: pl.Series, reason: str, details: pl.Series) -> None:
         """Rows by their number over all sources, from 0."""
         if not len(rows):
             return
-        names, numbers = self.named(rows)
-        self._write(names, numbers, [None] * len(rows), values, [reason] * len(rows), details)
+        which, numbers = self._located(rows)
+        zeros = pa.array(np.zeros(len(rows), dtype=np.int32))
+        self._write(
+            pa.DictionaryArray.from_arrays(pa.array(which), pa.array(self._names, pa.string())),
+            pa.array(numbers),
+            pa.nulls(len(rows), pa.int64()),
+            values,
+            pa.DictionaryArray.from_arrays(zeros, pa.array([reason], pa.string())),
+            details,
+        )
 
-    def named(self, rows: npt.NDArray[np.int64]) -> tuple[list[str], list[int]]:
-        """The sources of these rows, and the rows' numbers in them."""
-        which = np.searchsorted(self._starts, rows, side="right") - 1
+    def named(self, rows: Rows) -> pl.Series:
+        """These rows in words: the number and the source of each."""
+        which, numbers = self._located(rows)
+        told = pl.DataFrame({"row": numbers, "file": pl.Series(self._names, dtype=pl.String).gather(which)})
+        return told.select(pl.format("row {} of {}", "row", "file")).to_series()
+
+    def _located(self, rows: Rows) -> tuple[npt.NDArray[np.int32], Rows]:
+        """The source of each row, and the row's number in it."""
+        which = (np.searchsorted(self._starts, rows, side="right") - 1).astype(np.int32)
         numbers = np.empty(len(rows), dtype=np.int64)
         for one in np.unique(which).tolist():
             here = which == one
             numbers[here] = self._sources[one].row_numbers(rows[here] - self._starts[one])
-        return [self._sources[one].name for one in which.tolist()], numbers.tolist()
+        return which, numbers
 
     def _write(
         self,
-        names: list[str],
-        rows: list[int],
-        lines: Sequence[int | None],
+        files: pa.DictionaryArray,
+        rows: pa.Array,
+        lines: pa.Array,
         values: pl.Series,
-        reasons: list[str],
+        reasons: pa.DictionaryArray,
         details: pl.Series,
     ) -> None:
-        columns = [
-            pa.array(names).dictionary_encode(),
-            pa.array(rows, pa.int64()),
-            pa.array(lines, pa.int64()),
-            values.cast(pl.String).to_arrow().cast(pa.large_string()),
-            pa.array(reasons).dictionary_encode(),
-            details.cast(pl.String).to_arrow().cast(pa.large_string()),
-        ]
+        texts = [one.cast(pl.String).to_arrow().cast(pa.large_string()) for one in (values, details)]
+        columns = [files, rows, lines, texts[0], reasons, texts[1]]
         self._writer.write_table(pa.Table.from_arrays(columns, schema=SCHEMA))
 
     def close(self) -> None:

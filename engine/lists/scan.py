@@ -6,7 +6,7 @@ can look at the whole list at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, cast
 
 import numpy as np
@@ -15,12 +15,14 @@ import polars as pl
 
 from engine.errors import EngineError, Exit
 from engine.lists.cleaning import CANONICAL, DOMAIN, HARD, PROBLEM, hashed, plain_parts, settle
+from engine.lists.domain_numbers import DomainNumbers
 from engine.lists.folding import folded
 from engine.lists.rejects import Rejects, Status
 from engine.lists.source import ListUnreadable
 from formats.suppression import Hashes, Mask
 
 BATCH_ROWS = 1_000_000
+_HASH, _DOMAIN_HASH, _UNCLEAN = "__hash", "__domain_hash", "__unclean"
 
 
 class FilterWrong(EngineError):
@@ -49,11 +51,12 @@ class Scanned:
         self.hashes: Hashes = np.zeros(rows, dtype=np.uint64)
         self.domains = np.zeros(rows, dtype=np.uint32)
         self.status = np.zeros(rows, dtype=np.uint8)
-        self.numbers: dict[str, int] = {}
+        self.unclean: Mask = np.zeros(rows, dtype=np.bool_)  # the list has these addresses in another spelling
+        self.numbers = DomainNumbers()
 
     @property
     def names(self) -> list[str]:
-        return list(self.numbers)
+        return self.numbers.names
 
     @property
     def kept(self) -> Mask:
@@ -80,21 +83,37 @@ def scan(
 ) -> Scanned:
     """Judge every row: filtered, empty, invalid, suppressed, or kept so far; the rejected ones are written."""
     known = Scanned(rows)
-    asked = plain_parts(
-        listed.select(pl.col(address).alias(address), *([_condition(listed, where)] if where else [])), address
+    wanted = [pl.col(address), *([_condition(listed, where)] if where else [])]
+    asked = plain_parts(listed.select(wanted), address, fold_local=fold_local).with_columns(
+        hashed(pl.col(CANONICAL)).fill_null(0).alias(_HASH),
+        hashed(pl.col(DOMAIN)).fill_null(0).alias(_DOMAIN_HASH),
+        (pl.col(CANONICAL) != pl.col(address).cast(pl.String)).fill_null(True).alias(_UNCLEAN),
     )
+    read = 0
+    for start, raw in batches_of(asked):
+        batch = settle(raw, address, fold_local=fold_local)
+        _judge(batch, start, known, address, suppressions, fold_local, fold_provider, rejects)
+        read = start + batch.height
+        advance(batch.height)
+    if read != rows:
+        raise ListUnreadable(file="the list", problem=f"{rows} rows announced, {read} read")
+    return known
+
+
+def batches_of(listed: pl.LazyFrame, *, piece_rows: int | None = None) -> Iterator[tuple[int, pl.DataFrame]]:
+    """The rows in pieces of about a million, each with the number of its first row; raises ListUnreadable.
+
+    polars reads ahead of a slow taker by a few pieces and no more (measured).
+    """
     start = 0
     try:
-        for raw in asked.collect_batches(chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"):
-            batch = settle(raw, address, fold_local=fold_local)
-            _judge(batch, start, known, address, suppressions, fold_local, fold_provider, rejects)
+        for batch in listed.collect_batches(
+            chunk_size=piece_rows or BATCH_ROWS, maintain_order=True, engine="streaming"
+        ):
+            yield start, batch
             start += batch.height
-            advance(batch.height)
     except pl.exceptions.PolarsError as problem:
         raise ListUnreadable(file="the list", problem=problem) from None
-    if start != rows:
-        raise ListUnreadable(file="the list", problem=f"{rows} rows announced, {start} read")
-    return known
 
 
 def _condition(listed: pl.LazyFrame, where: str) -> pl.Expr:
@@ -126,7 +145,8 @@ def _judge(
     status[is_empty] = Status.EMPTY
 
     canonical = batch.get_column(CANONICAL)
-    hashes = _hashes(canonical)
+    hard = batch.get_column(HARD).is_not_null().arg_true().to_numpy()
+    hashes = _patched(batch, _HASH, hard, CANONICAL)
     asked = hashes
     if not fold_local and suppressions:
         # A suppressed ann@ stops Ann@ too, whatever dedup thinks of them.
@@ -141,7 +161,8 @@ def _judge(
 
     known.status[here] = status
     known.hashes[here] = _hashes(batch.select(folded(CANONICAL, DOMAIN)).to_series()) if fold_provider else hashes
-    known.domains[here] = _domain_numbers(batch.get_column(DOMAIN), known.numbers)
+    known.domains[here] = known.numbers.take(_patched(batch, _DOMAIN_HASH, hard, DOMAIN), batch.get_column(DOMAIN))
+    known.unclean[here] = batch.get_column(_UNCLEAN).to_numpy()
     for reason in (Status.EMPTY, Status.INVALID, Status.SUPPRESSED):
         rows = np.flatnonzero(status == reason)
         picked = batch.select(address, PROBLEM)[rows]
@@ -155,18 +176,10 @@ def _hashes(canonical: pl.Series) -> Hashes:
     return found
 
 
-def _domain_numbers(domains: pl.Series, numbers: dict[str, int]) -> npt.NDArray[np.uint32]:
-    """Each row's domain as a number of our own; new domains are added to `numbers`. Null is any number.
-
-    The codes of polars' categories are used within one series only: across series they hold only as long as somebody
-    keeps one alive (measured: codes that changed without an error mixed a list wrongly).
-    """
-    codes = domains.fill_null("").cast(pl.Categorical).to_physical().to_numpy()
-    first = np.full(int(codes.max(initial=0)) + 1, -1, dtype=np.int64)
-    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
-    present = np.flatnonzero(first >= 0)
-    names = domains.gather(first[present]).to_list()
-    translated = np.zeros(len(first), dtype=np.uint32)
-    translated[present] = [0 if name is None else numbers.setdefault(name, len(numbers)) for name in names]
-    found: npt.NDArray[np.uint32] = translated[codes]
-    return found
+def _patched(batch: pl.DataFrame, column: str, hard: npt.NDArray[np.integer], of: str) -> Hashes:
+    """The hashes in `column`, which the scan made of what it knew, with those of the rows that `settle` looked at."""
+    hashes: Hashes = batch.get_column(column).to_numpy()
+    if len(hard):
+        hashes = hashes.copy()
+        hashes[hard] = _hashes(batch.get_column(of).gather(hard))
+    return hashes

@@ -17,6 +17,7 @@ import polars_hash as plh
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from engine.lists.sorting import ascending
 from engine.lists.truthfile import TRUTH, frames, write_whole
 from formats import suppression
 from formats.suppression import Entry, Hashes, Index, Mask, SuppressionError
@@ -133,9 +134,10 @@ class ScopeState:
         del pieces, lifts
         if lifted.any():
             hashes = hashes[_last_word_suppresses(hashes, lifted)]
-        hashes.sort()
-        if len(hashes):
-            hashes = hashes[np.concatenate(([True], hashes[1:] != hashes[:-1]))]
+        hashes = ascending(hashes, threads=True)
+        is_repeat = hashes[1:] == hashes[:-1]
+        if is_repeat.any():
+            hashes = hashes[np.concatenate(([True], ~is_repeat))]
         forgotten = [(sieve, keyed) for keyed, sieve in self.keyed.items()]
         write_whole(
             self.path, suppression.encode_index(hashes, forgotten=forgotten, covered=covered, generation=generation)

@@ -52,6 +52,7 @@ class Suppressions:
         self._generation = b""
         self._key: bytes | None = None
         self._mismatches = 0
+        self.appended = (0, 0)  # where in the truth the last `add` wrote
         self._waited = _MOST_WAITS  # at the start there is nothing known to go on with meanwhile
         self.refresh()
 
@@ -134,9 +135,11 @@ class Suppressions:
         with locked(self.folder):
             self._prepare_append()
             fresh = self._unknown(entries)
+            start = self._end
             if fresh:
                 append(self.folder / TRUTH, suppression.encode_entries(fresh))
                 self._read_tail()
+            self.appended = (start, self._end)
         return len(fresh)
 
     def _unknown(self, entries: Sequence[Entry]) -> list[Entry]:

@@ -42,10 +42,12 @@ def _by_its_start(start: bytes) -> str | None:
         return "utf-16-le"
     if start.startswith(codecs.BOM_UTF16_BE):
         return "utf-16-be"
-    head = start[:4096]
-    if len(head) >= 8 and head[1::2].count(0) > 0.4 * len(head[1::2]):
+    # A tail of zeros is what a full disk leaves of an export, and zeros in both places are no text in any encoding.
+    head = start[:4096].rstrip(b"\0")
+    even, odd = head[0::2], head[1::2]
+    if len(head) >= 7 and odd.count(0) > 0.4 * len(odd) and even.count(0) < 0.1 * len(even):
         return "utf-16-le"
-    if len(head) >= 8 and head[0::2].count(0) > 0.4 * len(head[0::2]):
+    if len(head) >= 7 and even.count(0) > 0.4 * len(even) and odd.count(0) < 0.1 * len(odd):
         return "utf-16-be"
     return None
 

@@ -20,13 +20,17 @@ import pyarrow.parquet as pq
 from engine.lists.cleaning import clean_addresses
 from engine.lists.mixing import NOWHERE, Places
 from engine.lists.rejects import Rejects, Status
-from engine.lists.scan import BATCH_ROWS
+from engine.lists.scan import BATCH_ROWS, Scanned, batches_of
+from engine.lists.sorting import ascending
 from engine.lists.source import ListUnreadable
+from formats.suppression import Mask
 
 DOMAIN_COLUMN = "domain"
 BUCKET_ROWS = 1_000_000
+BUCKET_BYTES, PIECE_BYTES = 512 << 20, 256 << 20
+_MOST_BUCKETS = 500  # open at once
 _PIECE_ROWS = 200_000
-_PLACE, _NUMBER = "__place", "__domain_number"
+_PLACE, _NUMBER, _UNCLEAN = "__place", "__domain_number", "__unclean"
 
 Advance = Callable[[int], object]
 
@@ -39,6 +43,7 @@ class ListWriter:
     ) -> None:
         self._path = path
         self._names = np.array(names, dtype=object)
+        self._codes = np.empty(len(names), dtype=np.int32)  # by domain number, of the row group in hand
         self._address = address
         self._metadata = metadata
         self._row_group_rows = row_group_rows
@@ -47,20 +52,24 @@ class ListWriter:
         self._thread = threading.Thread(target=self._write_all, name="list-writer", daemon=True)
         self._thread.start()
 
-    def write(self, rows: pl.DataFrame, domains: npt.NDArray[np.uint32]) -> None:
+    def write(self, rows: pl.DataFrame, domains: npt.NDArray[np.uint32], unclean: Mask) -> None:
         """The next rows; all but the last call bring whole row groups."""
-        addresses = clean_addresses(rows.get_column(self._address))
+        addresses = clean_addresses(rows.get_column(self._address), np.flatnonzero(unclean))
         table = rows.with_columns(addresses.alias(self._address)).to_arrow()
         groups = []
         for start in range(0, table.num_rows, self._row_group_rows):
             piece = table.slice(start, self._row_group_rows)
-            # Each row group gets a dictionary of its own: one for all would be written into every one of them.
-            present, codes = np.unique(domains[start : start + self._row_group_rows], return_inverse=True)
-            column = pa.DictionaryArray.from_arrays(
-                pa.array(codes.astype(np.int32)), pa.array(self._names[present].tolist(), pa.string())
-            )
+            column = self._domain_column(domains[start : start + self._row_group_rows])
             groups.append(piece.append_column(DOMAIN_COLUMN, column))
         self._hand_over(groups)
+
+    def _domain_column(self, domains: npt.NDArray[np.uint32]) -> pa.DictionaryArray:
+        """Each row group gets a dictionary of its own: one for all would be written into every one of them."""
+        ordered = ascending(domains.astype(np.uint64))
+        present = ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
+        self._codes[present] = np.arange(len(present), dtype=np.int32)
+        names = pa.array(self._names[present].tolist(), pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(self._codes[domains]), names)
 
     def _hand_over(self, groups: list[pa.Table] | None) -> None:
         while self._failed is None:
@@ -131,10 +140,9 @@ def _can_repeat(kind: pa.DataType) -> bool:
 def write_in_memory(
     listed: pl.LazyFrame,
     places: Places,
-    status: npt.NDArray[np.uint8],
-    domains: npt.NDArray[np.uint32],
-    *,
+    known: Scanned,
     address: str,
+    *,
     writer: ListWriter,
     rejected: DuplicateWriter,
     row_group_rows: int,
@@ -147,11 +155,11 @@ def write_in_memory(
     order[places[rows]] = rows
     del rows
     frame = _in_one_piece(_collected(listed))
-    rejected.take(frame.get_column(address), 0, status)
+    rejected.take(frame.get_column(address), 0, known.status)
     piece_rows = max(1, _PIECE_ROWS // row_group_rows) * row_group_rows
     for start in range(0, kept, piece_rows):
         wanted = order[start : start + piece_rows]
-        writer.write(frame.select(pl.all().gather(pl.Series(wanted))), domains[wanted])
+        writer.write(frame.select(pl.all().gather(pl.Series(wanted))), known.domains[wanted], known.unclean[wanted])
         advance(len(wanted))
 
 
@@ -170,32 +178,33 @@ def _in_one_piece(frame: pl.DataFrame) -> pl.DataFrame:
 def write_by_buckets(
     listed: pl.LazyFrame,
     places: Places,
-    status: npt.NDArray[np.uint8],
-    domains: npt.NDArray[np.uint32],
-    *,
+    known: Scanned,
     address: str,
+    *,
     writer: ListWriter,
     rejected: DuplicateWriter,
     row_group_rows: int,
     advance: Advance,
     work: Path,
+    row_bytes: int = 0,
     bucket_rows: int = BUCKET_ROWS,
 ) -> None:
-    """Deal the rows into files by their place, then put each file in order."""
-    bucket_rows = max(1, bucket_rows // row_group_rows) * row_group_rows
+    """Deal the rows into files by their place, then put each file in order.
+
+    Wide rows (`row_bytes`, decoded) make smaller pieces and files.
+    """
+    bucket_rows = min(bucket_rows, BUCKET_BYTES // max(1, row_bytes))
+    bucket_rows = max(1, bucket_rows // row_group_rows, -(-len(places) // _MOST_BUCKETS // row_group_rows))
+    bucket_rows *= row_group_rows
+    piece_rows = max(1_000, min(BATCH_ROWS, PIECE_BYTES // max(1, row_bytes)))
     buckets = _Buckets(work, bucket_rows)
-    start = 0
-    try:
-        for batch in listed.collect_batches(chunk_size=BATCH_ROWS, maintain_order=True, engine="streaming"):
-            here = slice(start, start + batch.height)
-            rejected.take(batch.get_column(address), start, status[here])
-            buckets.deal(batch, places[here], domains[here])
-            start += batch.height
-            advance(batch.height // 2)
-    except pl.exceptions.PolarsError as problem:
-        raise ListUnreadable(file="the list", problem=problem) from None
-    for rows, numbers in buckets.in_order():
-        writer.write(rows, numbers)
+    for start, batch in batches_of(listed, piece_rows=piece_rows):
+        here = slice(start, start + batch.height)
+        rejected.take(batch.get_column(address), start, known.status[here])
+        buckets.deal(batch, places[here], known.domains[here], known.unclean[here])
+        advance(batch.height // 2)
+    for rows, numbers, unclean in buckets.in_order():
+        writer.write(rows, numbers, unclean)
         advance(rows.height // 2)
 
 
@@ -205,7 +214,7 @@ class _Buckets:
         self._rows = rows
         self._files: dict[int, tuple[pa.OSFile, pa.ipc.RecordBatchStreamWriter]] = {}
 
-    def deal(self, batch: pl.DataFrame, places: Places, domains: npt.NDArray[np.uint32]) -> None:
+    def deal(self, batch: pl.DataFrame, places: Places, domains: npt.NDArray[np.uint32], unclean: Mask) -> None:
         kept = np.flatnonzero(places != NOWHERE)
         if not len(kept):
             return
@@ -214,7 +223,9 @@ class _Buckets:
         frame = (
             batch.rechunk()
             .select(pl.all().gather(pl.Series(kept.astype(np.uint32))))
-            .with_columns(pl.Series(_PLACE, placed), pl.Series(_NUMBER, domains[kept]))
+            .with_columns(
+                pl.Series(_PLACE, placed), pl.Series(_NUMBER, domains[kept]), pl.Series(_UNCLEAN, unclean[kept])
+            )
         )
         bucket = placed // np.uint32(self._rows)
         edges = np.flatnonzero(np.concatenate(([True], bucket[1:] != bucket[:-1], [True])))
@@ -232,7 +243,7 @@ class _Buckets:
     def _path(self, bucket: int) -> Path:
         return self._work / f"bucket-{bucket:05d}.arrows"
 
-    def in_order(self) -> Iterator[tuple[pl.DataFrame, npt.NDArray[np.uint32]]]:
+    def in_order(self) -> Iterator[tuple[pl.DataFrame, npt.NDArray[np.uint32], Mask]]:
         for file, stream in self._files.values():
             stream.close()
             file.close()
@@ -243,7 +254,8 @@ class _Buckets:
             self._path(bucket).unlink()
             by = np.argsort(frame.get_column(_PLACE).to_numpy())
             frame = frame.rechunk().select(pl.all().gather(pl.Series(by.astype(np.uint32))))
-            yield frame.drop(_PLACE, _NUMBER), frame.get_column(_NUMBER).to_numpy()
+            numbers, unclean = frame.get_column(_NUMBER).to_numpy(), frame.get_column(_UNCLEAN).to_numpy()
+            yield frame.drop(_PLACE, _NUMBER, _UNCLEAN), numbers, unclean
 
 
 class DuplicateWriter:
@@ -268,9 +280,9 @@ class DuplicateWriter:
         rows = np.flatnonzero(status == Status.DUPLICATE)
         if len(rows):
             keepers = self._keepers[np.searchsorted(self._duplicates, rows + start)]
-            names, numbers = self._rejects.named(keepers)
-            details = pl.Series([f"as row {number} of {name}" for name, number in zip(names, numbers, strict=True)])
-            self._rejects.add(rows + start, addresses.gather(rows), Status.DUPLICATE.label, details)
+            self._rejects.add(
+                rows + start, addresses.gather(rows), Status.DUPLICATE.label, "as " + self._rejects.named(keepers)
+            )
         rows = np.flatnonzero(status == Status.NO_MAIL_DOMAIN)
         if len(rows):
             details = pl.Series([self._no_mail[number] for number in self._domains[rows + start].tolist()])

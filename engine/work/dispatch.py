@@ -114,6 +114,8 @@ class Dispatch:
         # Asked of rows just taken from a lane: those whose sending hours are open. The others it has put away.
         self.awake: Callable[[list[int], int], list[int]] | None = None
         self.failed: Callable[[LogUnwritable], None] = lambda problem: None
+        # Rows suppressed since they were read: the look just before sending. Those read later were looked up then.
+        self.stopped: frozenset[int] = frozenset()
         self.signing: Signing | None = None  # set where messages are signed
 
     def wake(self) -> None:
@@ -196,6 +198,11 @@ class Dispatch:
         composed = 0
         for row in rows:
             recipient = bench.open[row]
+            if row in self.stopped:
+                del bench.open[row]
+                bench.scheduler.settle(row, lane.index)
+                bench.is_suppressed(row)
+                continue
             try:
                 if signing is not None:
                     draft = signing.draft(row, recipient.mailbox, recipient.values[1:], wall_us, lane.selector)

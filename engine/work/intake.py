@@ -9,7 +9,7 @@ their batch is read again when they open.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -89,6 +89,12 @@ class _Reading:
         """How many attemptable rows there are from `row` to the batch's end."""
         first = row - self.batch.first_row
         return self.batch.rows - first if self.skip is None else int((~self.skip[first:]).sum())
+
+
+def suppressed_rows(waiting: Mapping[int, Recipient], suppressions: SuppressionCheck) -> frozenset[int]:
+    """Rows that were read, and found good, before somebody suppressed their recipients."""
+    found = suppressions.check([canonical(recipient.mailbox) for recipient in waiting.values()])
+    return frozenset(row for row, is_suppressed in zip(waiting, found.tolist(), strict=True) if is_suppressed)
 
 
 class Intake:

@@ -28,6 +28,7 @@ from engine.control.store import (
     Incarnation,
     Override,
     SharedStore,
+    SharedSuppressions,
     StoreAway,
     StoreChanged,
 )
@@ -111,6 +112,10 @@ class Shared:
         """Begin, on the running loop."""
         loop = self._loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._advance()), loop.create_task(self._attend())]
+
+    def suppression_table(self) -> SharedSuppressions:
+        """Suppressions that all machines share, through a connection of its own."""
+        return self._store.suppression_table()
 
     def take(self) -> tuple[ClaimedBatch, BatchState] | None:
         """A batch of ours to work on; None: none is here now, ask again."""

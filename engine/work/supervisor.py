@@ -132,7 +132,8 @@ class Supervisor:
         self._stop_watch = StopWatch(campaign.run / "stopped.json")
         self._was_paused = False
         self._counted_at = -1e9
-        self._suppressing = Suppressing(campaign, settings, plan, clock)
+        table = shared.suppression_table() if shared is not None else None
+        self._suppressing = Suppressing(campaign, settings, plan, clock, self._narrator, table)
         self.told: dict[str, object] = {}  # the counters as of the last second; nobody changes them afterwards
         self._limit_left = options.limit
         self._states: dict[int, BatchState] = {}
@@ -181,6 +182,7 @@ class Supervisor:
             await self._beside.gone()
         self._pacing.save()
         self._suppress()
+        self._suppressing.finish(REPORT_PATIENCE_S)
         return self._exit()
 
     def _make_beside(self) -> Beside | None:
@@ -464,6 +466,7 @@ class Supervisor:
             self._renewed_at = now
             self._renew(now)
             self._suppress()
+            self._suppressing.exchange()
         self._sum_up()
         self._narrator.progress(self.progress, now)
         if self._draining is None and (reason := self._is_over(now)):

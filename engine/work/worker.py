@@ -40,7 +40,7 @@ from engine.work.bench import LaneTally, OpenBatch, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
 from engine.work.frozen import planned_composer, selectors_of
-from engine.work.intake import Intake
+from engine.work.intake import Intake, suppressed_rows
 from engine.work.lanes import Account, Lane, LaneTable
 from engine.work.logbook import Logbook, LogUnwritable
 from engine.work.messages import (
@@ -448,7 +448,8 @@ class Worker:
         self._routing.tick(now)
         self._want_connections(now)
         if self._ticks % PULSE_TICKS == 0:
-            self._suppressions.refresh()
+            if self._suppressions.refresh():
+                self._dispatch.stopped = suppressed_rows(self._bench.open, self._suppressions)
             self._pulse()
         if self._ticks % WATCH_TICKS == 0:
             self._watch(now)

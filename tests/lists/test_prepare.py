@@ -77,7 +77,7 @@ def test_a_column_is_judged_as_one_address_is(texts: list[str | None]) -> None:
         else:
             assert quick == parse_mailbox(text)
             assert (row[CANONICAL], row[DOMAIN], row[PROBLEM]) == (canonical(quick), quick.domain, None)
-            assert clean_addresses(pl.Series([text])).to_list() == [str(quick)]
+            assert clean_addresses(pl.Series([text]), np.array([0])).to_list() == [str(quick)]
 
 
 def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_both_ways_write_the_same_bytes(tmp_path: Path) -> None:
 
 
 def test_buckets_keep_every_row_once_and_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine.lists import writing
+    from engine.lists import scan, writing
 
-    monkeypatch.setattr(writing, "BATCH_ROWS", 7_000)
+    monkeypatch.setattr(scan, "BATCH_ROWS", 7_000)
     monkeypatch.setattr(writing.write_by_buckets, "__kwdefaults__", {"bucket_rows": 20_000})
     source = tmp_path / "in.parquet"
     make_list.rows(0, 90_000, seed=3, clean=False).write_parquet(source, row_group_size=9_000)
@@ -332,3 +332,10 @@ def test_a_failing_disk_leaves_no_half_list(tmp_path: Path, monkeypatch: pytest.
         prepare([parquet_source(tmp_path / "in.parquet")], out / "l.parquet", out / "r.parquet", Wishes(), work=work)
     assert list(out.iterdir()) == []
     assert [path.name for path in tmp_path.iterdir()] == ["in.parquet", "out"] or len(list(tmp_path.iterdir())) == 2
+
+
+def test_rows_that_are_no_addresses_hold_no_memory() -> None:
+    """Errors as values must not keep the frames that made them, or every batch stays until the collector comes by."""
+    found = parse_mailboxes(["nix", "a@", None])
+    assert [type(one) for one in found] == [AddressError] * 3
+    assert all(one.__traceback__ is None for one in found if isinstance(one, AddressError))
