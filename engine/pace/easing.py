@@ -174,7 +174,7 @@ class Adaptive:
             # A probe is judged more strictly: the level below it was without refusals.
             if settled and state.bad >= 3 and (share >= self.stray or state.probe_from is not None):
                 state.measuring_at = None
-                self._learn_rate(state, now, state.attempts / WINDOW_S, share)
+                self._learn_rate(state, now, state.window_rate(now), share)
                 state.reason = f"{share:.0%} of a minute's attempts refused ({state.refusal}): eased"
             return
         self._forget_probes(state, now)

@@ -11,6 +11,8 @@ from enum import StrEnum
 import msgspec
 
 WINDOW_S = 60.0
+IDLE_INTERVALS = 10.0  # between attempts, as they came before
+SHORTEST_IDLE_S = 2.0
 
 
 class Signal(StrEnum):
@@ -120,6 +122,22 @@ class State(msgspec.Struct, kw_only=True):
     slice_at: float = 0.0
     slice_attempts: int = 0
     attempted_per_s: float = 0.0
+    # What is no part of a rate: nothing was tried, for there was nothing to try, or nobody who tried.
+    last_at: float = 0.0
+    idle_s: float = 0.0  # of the present window
+
+    def _idle_after_s(self) -> float:
+        """A gap so much longer than usual is no slow traffic, it is none."""
+        if self.attempted_per_s:
+            return max(SHORTEST_IDLE_S, IDLE_INTERVALS / self.attempted_per_s)
+        if self.slice_attempts < 5:
+            return WINDOW_S
+        return max(SHORTEST_IDLE_S, IDLE_INTERVALS * (self.last_at - self.slice_at) / self.slice_attempts)
+
+    def window_rate(self, now: float) -> float:
+        """Attempts a second in the present window, while anything was tried."""
+        idle_s = self.idle_s + max(0.0, now - self.last_at - self._idle_after_s())
+        return self.attempts / max(1.0, WINDOW_S - idle_s)
 
     def attempt_rate(self, now: float) -> float:
         """Attempts a second, lately."""
@@ -132,7 +150,12 @@ class State(msgspec.Struct, kw_only=True):
         """Add an answer to the window and the slice."""
         now = seen.now
         if self.window_at is None:
-            self.window_at = self.slice_at = now
+            self.window_at = self.slice_at = self.last_at = now
+        idle_s = now - self.last_at - self._idle_after_s()
+        if idle_s > 0:
+            self.idle_s += idle_s
+            self.slice_at += idle_s
+        self.last_at = now
         if now - self.slice_at >= 10.0:
             self.attempted_per_s = self.slice_attempts / (now - self.slice_at)
             self.slice_at, self.slice_attempts = now, 0
@@ -158,6 +181,7 @@ class State(msgspec.Struct, kw_only=True):
         self.attempts = self.bad = self.any_4xx = self.replies = self.most_connections = 0
         self.reply_s = 0.0
         self.window_at = now
+        self.idle_s = 0.0
 
     def suspend(self, now: float, pause_s: float, reason: str) -> None:
         """Nothing until the pause is over; then `is_recovering` brings it back."""

@@ -64,6 +64,25 @@ def test_the_rate_becomes_what_was_accepted() -> None:
     assert events[0].at - 60 < 5, "within some twenty replies"
 
 
+@pytest.mark.parametrize("idle_s", [17, 600, 86_400])
+def test_time_in_which_nothing_was_tried_is_no_part_of_the_rate(idle_s: int) -> None:
+    subject = throttle()
+    minutes(subject, 0, 2, per_s=20)
+    events = minutes(subject, 120 + idle_s, 1, per_s=20, refused=0.25)
+    rate = events[0].after.rate_per_s
+    assert rate is not None
+    assert 7 <= rate <= 16, "a quarter of twenty a second was refused; a pause, a restart, a night are no slow traffic"
+
+
+def test_a_slow_rate_is_not_taken_for_pauses() -> None:
+    subject = throttle()
+    minutes(subject, 0, 10, per_s=1 / 20)
+    events = minutes(subject, 600, 60, per_s=1 / 20, limit_per_s=0.7)
+    rates = [event.after.rate_per_s for event in events if event.after.rate_per_s]
+    assert rates
+    assert max(rates) <= 1 / 20
+
+
 def test_a_stray_refusal_changes_nothing() -> None:
     subject = throttle()
     assert minutes(subject, 0, 5, refused=0.01) == []
