@@ -41,15 +41,13 @@ from engine.control.store import (
 )
 from formats.plan import Plan
 
-SCHEMA = 1
+SCHEMA = 2
 # schema version -> the statements that make the next one of it.
-MIGRATIONS: dict[int, str] = {}
+MIGRATIONS: dict[int, str] = {1: "schema_2"}
 _PART_BYTES = 8 * 1024 * 1024
 _CONNECT_PATIENCE_S = 5
 _PAGE = 2000  # windows read by one statement
 _STATEMENT_PATIENCE_MS = 30_000  # a server that hangs is a server that is away
-# A connection slot of a machine that fell silent is given again after this: it may still be sending on it.
-CONNECTION_QUARANTINE_US = 600_000_000
 
 
 class ControlUrl:
@@ -235,7 +233,7 @@ class PostgresStore:
             found = db.execute(self._text("campaign")).fetchone()
             if found and not replace:
                 raise StoreHasPlan(where=self._url.shown, campaign_id=found[0])
-            for table in ("decision", "win", "bucket", "connections", "override", "batch", "incarnation", "bundle"):
+            for table in ("decision", "win", "share", "override", "batch", "incarnation", "bundle"):
                 db.execute(f"DELETE FROM {table}")
             db.execute("DELETE FROM campaign")
             size = (plan.rows, len(plan.partitions))
@@ -442,37 +440,18 @@ class PostgresStore:
     def overrides(self) -> list[Override]:
         return [Override(*row) for row in self._run("overrides")]
 
-    def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
-        with self._trouble(), self._connection().transaction():
-            db = self._connection()
-            db.execute(self._text("lock_key"), (f"rate {key}",))
-            found = db.execute(self._text("bucket"), (key,)).fetchone()
-            used_us, now_us = found if found else (0, self.now_us())
-            start_us = max(used_us, now_us)
-            given = max(0, min(wanted, int((now_us + ahead_s * 1e6 - start_us) * per_s / 1e6)))
-            if given:
-                db.execute(self._text("set_bucket"), (key, start_us + round(given * 1e6 / per_s)))
-            return given
+    def read_shares(self, keys: list[str]) -> tuple[int, dict[str, tuple[int, bytes]]]:
+        with self._trouble():
+            self._refuse_changed()
+        (_, _, _, now_us), *found = self._run("read_shares", (keys,))
+        return int(now_us), {key: (version, bytes(body)) for key, version, body, _ in found}
 
-    def share_connections(self, incarnation: str, key: str, wanted: int, limit: int, valid_us: int) -> int:
-        with self._trouble(), self._connection().transaction():
-            db = self._connection()
-            db.execute(self._text("lock_key"), (f"connections {key}",))
-            now_us = self.now_us()
-            taken = asked = others = 0
-            for id_, their_wish, granted, until_us, state in db.execute(self._text("connection_grants"), (key,)):
-                if id_ == incarnation:
-                    continue
-                if now_us < until_us + (0 if state == "ended" else CONNECTION_QUARANTINE_US):
-                    taken += granted
-                if now_us < until_us and state == "alive":
-                    asked += their_wish
-                    others += 1
-            # By demand: each gets its part of the limit; what others hold is theirs until they give it back.
-            fair = limit if not asked else max(1, limit * wanted // max(1, asked + wanted)) if wanted else 0
-            granted = max(0, min(wanted, fair, limit - taken))
-            db.execute(self._text("grant_connections"), (key, incarnation, wanted, granted, now_us + valid_us))
-            return granted
+    def swap_shares(self, made: dict[str, tuple[int, bytes]]) -> frozenset[str]:
+        with self._trouble():
+            self._refuse_changed()
+        keys = sorted(made)  # one order for all: nobody waits in a circle
+        values = (keys, [made[key][0] + 1 for key in keys], [made[key][1] for key in keys])
+        return frozenset(key for (key,) in self._run("swap_shares", values))
 
 
 def _words(problem: BaseException) -> str:

@@ -36,12 +36,33 @@ _URGENT_ROWS = 4  # urgent rows for which one more connection is taken from othe
 _SHARE = 0.1  # of connections and messages, left to the others while urgent rows could use all
 
 
+class Share(msgspec.Struct, frozen=True):
+    """This machine's part of rates that several share: a count of each of the first rates, a part of the speed."""
+
+    counts: tuple[int, ...]
+    part: float
+    opening: int = 0  # of the connection rate
+
+
 class Limit(msgspec.Struct, frozen=True):
     """What a key may use. `connections` 0 stops it; `rates` empty means no allowances are needed."""
 
     connections: int
     rates: tuple[Rate, ...] = ()
     connection_rate: Rate | None = None
+    share: Share | None = None
+
+
+class Use(msgspec.Struct, frozen=True):
+    """What a key uses now: slots that are out, rows that wait, and the counts in the windows of its rates."""
+
+    held: int
+    rows: int
+    messages: tuple[int, ...]
+    opened: int
+    in_hand: int  # of the messages, those that workers may still send
+    sent: int  # messages in all
+    ran_dry: bool  # messages waited for a rate since this was last asked
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -135,6 +156,11 @@ class _Desk:
         self.limit = limit
         self.purse = _changed(self.purse, limit.rates, now)
         self.opening = _changed(self.opening, (limit.connection_rate,) if limit.connection_rate else (), now)
+        if (share := limit.share) is not None:
+            if self.purse is not None:
+                self.purse.confine(share.counts, share.part, now)
+            if self.opening is not None:
+                self.opening.confine((share.opening,), share.opening / self.opening.rates[0].count, now)
 
     def seat(self, worker: int, now: float) -> _Seat:
         seat = self.seats.get(worker)
@@ -300,6 +326,19 @@ class Ledger:
         """Slots that are out, revoked ones included."""
         desk = self._desks.get(key)
         return desk.held if desk else 0
+
+    def use(self, key: Key, now: float) -> Use:
+        """What the key uses now; asked by those who share its limits with other machines."""
+        desk = self._desk(key, now)
+        messages: tuple[int, ...] = ()
+        in_hand, sent, ran_dry = 0, 0, False
+        if desk.purse is not None:
+            messages, in_hand = desk.purse.used(now), desk.purse.outstanding
+            sent, ran_dry = desk.purse.sent, desk.purse.ran_dry
+            desk.purse.ran_dry = False
+        opened = desk.opening.used(now)[0] if desk.opening is not None else 0
+        rows = sum(seat.rows for seat in desk.seats.values())
+        return Use(desk.held, rows, messages, opened, in_hand, sent, ran_dry)
 
     def allowed(self, key: Key, now: float) -> int:
         """Connections that the key may hold now: limit, ceiling, and what its rate can use."""

@@ -18,7 +18,7 @@ import msgspec
 from engine.campaign import Campaign
 from engine.clock import Clock
 from engine.config import Settings, encode_custom
-from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
+from engine.control.store import ClaimedBatch, Incarnation, Override, Store, StoreAway
 from engine.errors import Exit, worst
 from engine.pace import slots
 from engine.pace.budgets import BUDGETS_FILE, load_budgets
@@ -38,7 +38,6 @@ from engine.work.messages import (
     Released,
     Report,
     Revoke,
-    Seen,
     Started,
     Stopped,
     Told,
@@ -50,6 +49,7 @@ from engine.work.pacing import Pacing, words_of
 from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
 from engine.work.shared import Shared
+from engine.work.sharing import Sharing
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
 from engine.work.timing import complaints_of, schedule_of, why_stop
@@ -100,8 +100,10 @@ class Supervisor:
         clock: Clock,
         rng: random.Random,
         shared: Shared | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._shared = shared  # with a store that machines share: who speaks with it
+        self._sharing = sharing  # where others send the campaign too: our part of its limits
         self._campaign, self._settings, self._store = campaign, settings, store
         self._incarnation, self._options, self._narrator, self._clock, self._rng = (
             incarnation,
@@ -119,7 +121,7 @@ class Supervisor:
         budgets = load_budgets(campaign.folder / BUDGETS_FILE) if settings.delivery.mode == "direct" else None
         memory = campaign.run / f"throttle-{options.partition}.json"
         warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
-        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
+        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming, sharing)
         self._ledger = self._pacing.ledger
         self._beside = self._make_beside()
         self._schedule = schedule_of(settings)
@@ -153,6 +155,8 @@ class Supervisor:
             self._shared.heard = self._hear_others
             self._shared.counters = self._count
             self._shared.start()
+        if self._sharing is not None:
+            self._sharing.start(self._pacing)
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))
         while self._crew.hands or self._starting:
@@ -165,6 +169,8 @@ class Supervisor:
         if self._beside is not None:
             self._beside.drain()
             await self._beside.gone()
+        if self._sharing is not None:
+            await self._sharing.finish()
         self._pacing.save()
         self._suppressing.flush(self._pacing.breaker.is_tripped)
         return self._exit()
@@ -351,11 +357,10 @@ class Supervisor:
             case _:
                 pass
 
-    def _hear_others(self, seen: list[Seen]) -> None:
-        """What other machines were told about our signing domain or the campaign, as if it were told now."""
-        now = self._clock.monotonic()
-        heard = [msgspec.structs.replace(one, at=now, started_at=now) for one in seen]
-        self._pacing.hear(heard, self._established())
+    def _hear_others(self, words: list[Override]) -> None:
+        """What other machines learnt about our signing domain or the campaign."""
+        assert self._shared is not None
+        self._pacing.wide.hear(words, self._clock.monotonic(), self._shared.store_us())
 
     def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
         for hand in self._crew.hands.values():
@@ -377,8 +382,6 @@ class Supervisor:
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
         self._pacing.hear(pulse.seen, self._established())
-        if self._shared is not None:
-            self._shared.signal(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
@@ -488,6 +491,7 @@ class Supervisor:
         if shared.changed is not None and self._draining is None:
             self._codes.add(Exit.TRY_AGAIN)
             self.drain(f"{shared.changed} {shared.changed.next_step}")
+        shared.tell_wide(self._pacing.wide.news(now, shared.store_us()))
         self._pacing.obey(words_of(shared.overrides))
         self._obey(shared.campaign_state)
 
@@ -589,8 +593,9 @@ class Supervisor:
         if not any(hand.unread or hand.in_flight for hand in hands) and (used_up := self._pacing.used_up()):
             self._codes.add(Exit.TRY_AGAIN)
             return used_up
-        if self._pacing.waits_for_warmup():
-            self._connected_at = now  # a cap of ten a day lets one go in an hour: that is no dead network
+        if self._pacing.waits_for_warmup() or (self._sharing is not None and self._sharing.waits):
+            # A cap of ten a day lets one go in an hour, other machines hold what is allowed: no dead network.
+            self._connected_at = now
         patience_s = self._settings.delivery.give_up_after.seconds
         if now - self._connected_at > patience_s:
             self._codes.add(Exit.TRY_AGAIN)
