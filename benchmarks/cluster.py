@@ -3,6 +3,8 @@
     python benchmarks/cluster.py kill --rows 2000000          the figure of benchmarks/README.md
     python benchmarks/cluster.py kill --rows 20000 --minutes 1
     python benchmarks/cluster.py load                          the store's load of 40 workers, no SMTP
+    python benchmarks/cluster.py start --rows 20000000         a fresh machine's first attempt
+    python benchmarks/cluster.py slow                          one machine ten times slower
     python benchmarks/cluster.py model --steps 2500000         the model of tests/control, explored
 
 `kill` starts a machine per partition as a process group in a folder of its own, with leases of three seconds, and does
@@ -35,6 +37,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import cluster_speed  # noqa: E402
 from engine.rehearse.record import tally  # noqa: E402
 from engine.rehearse.running import RunningSink, run_sink_in_process  # noqa: E402
 from engine.rehearse.sink import SinkSettings  # noqa: E402
@@ -342,7 +345,24 @@ def main() -> None:
     model = parts.add_parser("model")
     model.add_argument("--steps", type=int, default=20_000)
     model.add_argument("--seed", type=int, default=1)
+    start = parts.add_parser("start")
+    start.add_argument("--rows", type=int, default=2_000_000)
+    start.add_argument("--processes", type=int, default=2)
+    start.add_argument("--tries", type=int, default=3)
+    slow = parts.add_parser("slow")
+    slow.add_argument("--rows", type=int, default=6000)
+    slow.add_argument("--machines", type=int, default=3)
+    slow.add_argument("--delay", type=float, default=0.01, help="seconds a reply of the fast machines' sinks")
+    slow.add_argument("--factor", type=float, default=10.0)
+    slow.add_argument("--batch-rows", type=int, default=200)
     given = parser.parse_args()
+    if given.what == "start":
+        cluster_speed.show(cluster_speed.run_start(given.rows, given.processes, given.tries))
+        return
+    if given.what == "slow":
+        run = cluster_speed.run_slow(given.rows, given.machines, given.delay, given.factor, given.batch_rows)
+        cluster_speed.show(run)
+        return
     if given.what == "kill":
         verdict = run_kill(given.rows, given.machines, given.minutes * 60, given.rate, given.seed)
         print(msgspec.json.format(msgspec.json.encode(verdict), indent=1).decode())

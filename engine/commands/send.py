@@ -29,8 +29,6 @@ from engine.control.store import Incarnation, SharedStore
 from engine.errors import EngineError, Exit
 from engine.host import boot_id, host_id
 from engine.pace.budgets import BUDGETS_FILE
-from engine.rehearse.running import run_sink_in_process
-from engine.rehearse.sink import SinkSettings
 from engine.smtp.destination import relay_destination
 from engine.work.frozen import check_frozen, read_live
 from engine.work.inheritance import go_on_here
@@ -216,6 +214,10 @@ def _sink(campaign: Campaign, settings: Settings, narration: Narration) -> Itera
     if not _has_own_sink(settings):
         yield None
         return
+    # Here: a tenth of the time until the first attempt went into importing a server that nearly nobody asks for.
+    from engine.rehearse.running import run_sink_in_process
+    from engine.rehearse.sink import SinkSettings
+
     record = campaign.folder / "sink.record"
     with run_sink_in_process(SinkSettings(record=record)) as running:
         narration.event("sink_listens", host=running.host, port=running.port, record=str(record))

@@ -552,6 +552,8 @@ class Supervisor:
         progress.reason = next((hand.reason for hand in hands if hand.reason), "")
         if self._shared is not None and self._shared.away is not None:
             progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
+        elif self._sharing is not None and self._sharing.waits:
+            progress.reason = "others hold all that is allowed (one that fell silent may for ten minutes more)"
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
