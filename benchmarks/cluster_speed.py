@@ -58,7 +58,7 @@ class Site:
         self.engine("init")
         for kind in ("txt", "html"):
             (self.campaign / "templates" / f"letter.{kind}").write_text("Hello {{ first_name }}!\n", "utf-8")
-        write_list(self.campaign / "list.parquet", rows)
+        write_list(self.campaign / "list.parquet", rows, batch_rows)
         (self.campaign / "campaign.toml").write_text(
             f'[campaign]\nid = "{self.id}"\n[list]\nbatch_rows = {batch_rows}\n'
             '[message]\nfrom_address = "news@example.com"\nsubject = "Hello"\n'

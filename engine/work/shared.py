@@ -35,6 +35,7 @@ from engine.errors import EngineError
 from engine.work.inheritance import read_story, report_logs_here, tell_again
 from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report
 from engine.work.recovery import Waiting
+from engine.work.tail import is_worth_taking, peers_of
 from engine.work.takeover import BatchState
 from engine.work.wide import WIDE_SCOPES
 from engine.work.windows import WindowBook
@@ -42,6 +43,7 @@ from formats.plan import Plan
 
 # At most one statement a machine in this time: five machines of eight workers stay under 200 a second.
 ADVANCE_EVERY_S = 0.05
+_TAIL_BATCHES = 200  # with more left nobody looks at who is faster
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
 
 
@@ -85,7 +87,8 @@ class Shared:
         self._heard_us: dict[tuple[str, str], int] = {}
         self._offset_us: int | None = None
         self.counters: Callable[[], dict[str, object]] = dict
-        self._wanted = 0
+        self._wanted = self._in_hand = 0
+        self._worker_per_s = 0.0
         self._ready: deque[tuple[ClaimedBatch, BatchState]] = deque()
         self._rebuild: list[ClaimedBatch] = []  # ours, to be derived anew once the store knows all that we know
         self._finished: list[int] = []
@@ -106,11 +109,11 @@ class Shared:
         loop = self._loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._advance()), loop.create_task(self._attend())]
 
-    def take(self) -> tuple[ClaimedBatch, BatchState] | None:
-        """A batch of ours to work on; None: none is here now, ask again."""
+    def take(self, in_hand: int = 0, worker_per_s: float = 0.0) -> tuple[ClaimedBatch, BatchState] | None:
+        """A batch of ours to work on, for a worker with `in_hand` rows; None: none is here now, ask again."""
         if self._ready:
             return self._ready.popleft()
-        self._wanted = 1
+        self._wanted, self._in_hand, self._worker_per_s = 1, in_hand, worker_per_s
         return None
 
     @property
@@ -317,6 +320,9 @@ class Shared:
             claimed = [batch for batch in self._store.mine(self._me.id) if batch.number not in self._mine]
             self._claim_unsure = False
         else:
+            if self._steal and not self._is_worth_it():
+                self._looked_at, self._found_nothing, self.exhausted = now, True, False
+                return
             claimed = self._claim_from(mine)
         if not claimed:
             self._looked_at = now
@@ -339,6 +345,15 @@ class Shared:
             for batch in claimed:
                 self._mine[batch.number] = batch
             self._derive(claimed)
+
+    def _is_worth_it(self) -> bool:
+        """At the end a slow machine leaves batches to faster ones."""
+        batch_rows = self._plan.batches[0].rows if self._plan.batches else 0
+        pending = sum(tally.rows for tally in self._store.batches() if tally.state == "pending")
+        if not 0 < pending < _TAIL_BATCHES * batch_rows:
+            return True
+        peers = peers_of(self._store.incarnations(), self._me.id, self._store.now_us())
+        return is_worth_taking(batch_rows, self._in_hand, self._worker_per_s, pending, peers)
 
     def _claim_from(self, partition: int) -> list[ClaimedBatch]:
         self._claim_unsure = True

@@ -60,6 +60,8 @@ TICK_S = 0.05
 SILENCE_S = 60.0  # a worker sends five pulses a second; reading a huge row group may hold it up for some seconds
 COUNT_COMPLAINTS_S = 10.0
 READ_AHEAD_ROWS = 2_000  # a worker with fewer unread rows gets its next batch: at most two unread at a time
+# With a shared store and a relay: a worker's next batch is claimed when so much of the last one is left.
+AHEAD_S, LEAST_AHEAD_ROWS = 5.0, 50
 REPORT_PATIENCE_S = 20.0  # at the end, for a store that is away: the logs here know, and report when a sender starts
 MOST_REPLACEMENTS = 20  # workers that die one after another die of something that a new one will not cure
 
@@ -144,6 +146,7 @@ class Supervisor:
         self._starting: set[asyncio.Task[Hand]] = set()
         self._ready_hands: set[str] = set()
         self._last_reason = ""
+        self._worker_per_s = 0.0  # accepted messages a second and worker, at its best lately
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -273,12 +276,16 @@ class Supervisor:
     def _wants(self, hand: Hand) -> bool:
         if self._limit_left == 0:
             return False
+        # Reading ahead buys nothing where all goes one way, and what we hold at the end others cannot take.
+        goes_one_way = self._shared is not None and self._settings.delivery.mode == "relay"
+        if goes_one_way and hand.in_hand > max(LEAST_AHEAD_ROWS, AHEAD_S * self._worker_per_s):
+            return False
         # A batch more while the last one is nearly read; batches whose rows only wait do not count.
         return hand.unread < READ_AHEAD_ROWS
 
     def _give_one(self, hand: Hand) -> bool:
         if self._shared is not None:
-            taken = self._shared.take()
+            taken = self._shared.take(hand.in_hand, self._worker_per_s)
             self._exhausted = self._shared.exhausted
             if taken is None:
                 return False
@@ -432,6 +439,8 @@ class Supervisor:
         self._watch(now)
         if now - self._renewed_at >= 1.0:
             self._renewed_at = now
+            per_s = self.progress.rate(now) / max(1, len(self._crew.hands))
+            self._worker_per_s = max(per_s, 0.97 * self._worker_per_s)
             self._renew(now)
             self._suppressing.flush(self._pacing.breaker.is_tripped)
         self._sum_up()
