@@ -123,3 +123,15 @@ class Crew:
         """Wait until every worker is dead and its last messages were heard."""
         while self._tasks:
             await asyncio.wait(list(self._tasks))
+
+    async def dismiss(self, patience_s: float) -> None:
+        """Nobody leads any more: workers finish what is in flight and end, or are killed after patience_s seconds.
+
+        They ignore SIGTERM, so an exit of this process that only waits for its children would wait for ever.
+        """
+        for hand in list(self.hands.values()):
+            hand.channel.close()
+        if self._tasks:
+            await asyncio.wait(list(self._tasks), timeout=patience_s)
+        self.kill()
+        await self.gone()

@@ -19,7 +19,7 @@ from engine.campaign import Campaign
 from engine.clock import Clock
 from engine.config import Settings, encode_custom
 from engine.control.store import ClaimedBatch, Incarnation, Override, Store, StoreAway
-from engine.errors import Exit, worst
+from engine.errors import EngineError, Exit, worst
 from engine.pace import slots
 from engine.pace.budgets import BUDGETS_FILE, load_budgets
 from engine.work.crew import Crew, Hand
@@ -62,6 +62,7 @@ COUNT_COMPLAINTS_S = 10.0
 READ_AHEAD_ROWS = 2_000  # a worker with fewer unread rows gets its next batch: at most two unread at a time
 # With a shared store and a relay: a worker's next batch is claimed when so much of the last one is left.
 AHEAD_S, LEAST_AHEAD_ROWS = 5.0, 50
+DISMISS_PATIENCE_S = 30.0  # after a failure of ours: for what is in flight
 REPORT_PATIENCE_S = 20.0  # at the end, for a store that is away: the logs here know, and report when a sender starts
 MOST_REPLACEMENTS = 20  # workers that die one after another die of something that a new one will not cure
 
@@ -162,9 +163,13 @@ class Supervisor:
             self._sharing.start(self._pacing)
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))
-        while self._crew.hands or self._starting:
-            await asyncio.sleep(TICK_S)
-            self._tick()
+        try:
+            while self._crew.hands or self._starting:
+                await asyncio.sleep(TICK_S)
+                self._tick()
+        except BaseException:
+            await self._crew.dismiss(DISMISS_PATIENCE_S)
+            raise
         await self._crew.gone()
         if self._shared is not None and not await self._shared.finish(REPORT_PATIENCE_S):
             self._narrator.event("not_reported", problem=self._shared.away or "the store does not answer")
@@ -175,7 +180,7 @@ class Supervisor:
         if self._sharing is not None:
             await self._sharing.finish()
         self._pacing.save()
-        self._suppressing.flush(self._pacing.breaker.is_tripped)
+        self._suppress()
         return self._exit()
 
     def _make_beside(self) -> Beside | None:
@@ -442,11 +447,21 @@ class Supervisor:
             per_s = self.progress.rate(now) / max(1, len(self._crew.hands))
             self._worker_per_s = max(per_s, 0.97 * self._worker_per_s)
             self._renew(now)
-            self._suppressing.flush(self._pacing.breaker.is_tripped)
+            self._suppress()
         self._sum_up()
         self._narrator.progress(self.progress, now)
         if self._draining is None and (reason := self._is_over(now)):
             self.drain(reason)
+
+    def _suppress(self) -> None:
+        try:
+            self._suppressing.flush(self._pacing.breaker.is_tripped)
+        except EngineError as problem:
+            # The list or the folder of suppressions is no good. What was not written is in the logs: `merge-logs`
+            # writes it to report/suppress.parquet.
+            if self._draining is None:
+                self._stopped = Stopped(exit_code=problem.exit_code, problem=str(problem), hint=problem.next_step)
+                self.drain(str(problem))
 
     def _hand_out(self, now: float) -> None:
         for decision in self._pacing.tick(now):

@@ -93,6 +93,7 @@ def wait_for(what: str, condition: object, postfix: Postfix) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_next_campaign_leaves_the_right_people_out(
     dovecot: PrivateDovecot, sink: tuple[int, Path], postfix: Postfix, tmp_path: Path
 ) -> None:

@@ -123,6 +123,7 @@ def test_domains_whose_dns_fails_wait_together_and_expire(direct: Callable[..., 
     assert d.operator.outcomes(code=None) == {"accepted": 15, "deferred": 30}
 
 
+@pytest.mark.slow
 def test_a_host_that_cannot_be_reached_holds_up_nobody_and_expires(direct: Callable[..., Direct]) -> None:
     d = direct()
     d.begin([*(f"x{n}@gone.test" for n in range(300)), *mixed(50)], max_age="3s")
@@ -143,6 +144,7 @@ def test_max_wait_leaves_what_waits_for_dns_or_a_dead_host(direct: Callable[...,
     assert d.operator.outcomes(code=None) == {"accepted": 150, "unsent": 40}
 
 
+@pytest.mark.slow
 def test_a_killed_sender_goes_on_with_what_waited(direct: Callable[..., Direct]) -> None:
     d = direct(
         greylisting("midmail", 2.5),
@@ -161,6 +163,7 @@ def test_a_killed_sender_goes_on_with_what_waited(direct: Callable[..., Direct])
         assert len(d.received(name)) == len(set(d.received(name))) == 50
 
 
+@pytest.mark.slow
 def test_eight_processes_keep_one_budget_by_the_receiver_s_count(direct: Callable[..., Direct]) -> None:
     d = direct(msgspec.structs.replace(willing("bigmail"), message_s=0.01))
     budget = SOURCES.replace("[source.second]", "[source.unused]\nweight = 0")
@@ -184,6 +187,7 @@ def test_ten_a_minute_are_ten_in_any_minute(direct: Callable[..., Direct]) -> No
     assert share_used(times, 10 / 60) >= 0.98
 
 
+@pytest.mark.slow
 def test_a_changed_budget_holds_at_once_and_a_broken_one_changes_nothing(direct: Callable[..., Direct]) -> None:
     d = direct(msgspec.structs.replace(willing("bigmail"), message_s=0.1))
     d.begin([f"r{n}@bigmail.test" for n in range(400)], "[default]\nconnections = 1\n")
@@ -199,6 +203,7 @@ def test_a_changed_budget_holds_at_once_and_a_broken_one_changes_nothing(direct:
     assert d.net.reports()["bigmail"].sources["127.0.0.1"].most_connections == 12
 
 
+@pytest.mark.slow
 def test_unknown_users_are_suppressed_unless_suddenly_everybody_is_unknown(direct: Callable[..., Direct]) -> None:
     d = direct(
         msgspec.structs.replace(willing("bigmail"), unknown_share=0.05),
@@ -214,6 +219,7 @@ def test_unknown_users_are_suppressed_unless_suddenly_everybody_is_unknown(direc
     assert held == {"bigmail": answers["bounced"], "midmail": 0, "smallmail": 0}
 
 
+@pytest.mark.slow
 def test_what_the_throttle_learnt_survives_a_restart(direct: Callable[..., Direct]) -> None:
     d = direct(msgspec.structs.replace(willing("bigmail"), message_s=0.05, connections=2))
     d.begin([f"r{n}@bigmail.test" for n in range(300)], "[default]\nconnections = 10\n")

@@ -24,6 +24,7 @@ def people(count: int, domain: str = "example.com") -> list[str | None]:
     return [f"person{n}@{domain}" for n in range(count)]
 
 
+@pytest.mark.slow
 def test_the_cards_three_commands_work_literally_after_init(operator: Operator) -> None:
     operator.run("init")
     operator.run("plan", "list.parquet")
@@ -35,6 +36,7 @@ def test_the_cards_three_commands_work_literally_after_init(operator: Operator) 
     assert "total" in merged.stdout
 
 
+@pytest.mark.slow
 def test_every_kind_of_answer_ends_in_its_outcome(operator: Operator) -> None:
     operator.begin(
         [
@@ -78,6 +80,7 @@ def test_null_never_becomes_the_word_none(operator: Operator) -> None:
     assert "None" not in shown.stdout + shown.stderr
 
 
+@pytest.mark.slow
 def test_a_zero_row_list_is_a_campaign(operator: Operator) -> None:
     operator.begin([])
     operator.run("send")
@@ -123,6 +126,7 @@ def test_sigterm_drains_and_the_same_command_goes_on(operator: Operator) -> None
     assert operator.received().twice == ()
 
 
+@pytest.mark.slow
 def test_a_second_send_of_a_running_partition_is_refused_with_the_owners_name(operator: Operator) -> None:
     operator.begin(people(300), messages_per_second=100)
     first = operator.start("send", "--name", "first-sender")
@@ -133,6 +137,7 @@ def test_a_second_send_of_a_running_partition_is_refused_with_the_owners_name(op
     first.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_max_wait_leaves_waiting_rows_and_says_how_to_go_on(operator: Operator) -> None:
     operator.begin(["ann@example.com", "451-once@example.com"], plan=False)
     operator.set("plan", ["1h"])
@@ -147,6 +152,7 @@ def test_max_wait_leaves_waiting_rows_and_says_how_to_go_on(operator: Operator) 
     assert "1 rows wait" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_row_that_is_never_taken_is_given_up_after_the_maximum_age(operator: Operator) -> None:
     operator.begin(["451@example.com", "ann@example.com"], plan=False)
     operator.set("max_age", "2s")
@@ -156,6 +162,7 @@ def test_a_row_that_is_never_taken_is_given_up_after_the_maximum_age(operator: O
     assert operator.rows()[0]["attempts"] in (2, 3)
 
 
+@pytest.mark.slow
 def test_limit_attempts_so_many_rows_and_the_next_run_the_rest(operator: Operator) -> None:
     operator.begin(people(250))
     operator.run("send", "--limit", "30", code=3)
@@ -165,6 +172,7 @@ def test_limit_attempts_so_many_rows_and_the_next_run_the_rest(operator: Operato
     assert operator.received().twice == ()
 
 
+@pytest.mark.slow
 def test_a_relay_that_is_away_ends_the_run_with_try_again(operator: Operator) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -174,6 +182,7 @@ def test_a_relay_that_is_away_ends_the_run_with_try_again(operator: Operator) ->
     assert operator.outcomes(code=3) == {"unsent": 5}
 
 
+@pytest.mark.slow
 def test_a_relay_that_never_answers_ends_the_run(operator: Operator) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
@@ -203,6 +212,7 @@ def _serve(server: socket.socket, talk: list[tuple[bytes, bytes]]) -> None:
                 continue
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "talk",
     [
@@ -234,6 +244,7 @@ def test_a_changed_template_is_refused_by_what_changed(operator: Operator) -> No
     refused = operator.run("plan", "list.parquet")
 
 
+@pytest.mark.slow
 def test_a_changed_setting_is_refused_and_a_live_one_is_not(operator: Operator) -> None:
     operator.begin(people(3))
     operator.set("connections", 3)
@@ -242,6 +253,7 @@ def test_a_changed_setting_is_refused_and_a_live_one_is_not(operator: Operator) 
     assert "setting" in operator.run("send", code=25).stderr
 
 
+@pytest.mark.slow
 def test_a_replaced_list_is_refused_by_its_name(operator: Operator) -> None:
     operator.begin(people(3))
     pq.write_table(
@@ -252,6 +264,7 @@ def test_a_replaced_list_is_refused_by_its_name(operator: Operator) -> None:
     assert operator.received().messages == 0
 
 
+@pytest.mark.slow
 def test_planning_again_over_logs_is_refused_unless_asked_for(operator: Operator) -> None:
     operator.begin(people(3))
     operator.run("send")
@@ -262,6 +275,7 @@ def test_planning_again_over_logs_is_refused_unless_asked_for(operator: Operator
     assert list((operator.campaign / "replaced").glob("*/logs/*.arrows"))
 
 
+@pytest.mark.slow
 def test_doubt_is_held_until_it_is_resent_once(operator: Operator) -> None:
     operator.begin(["drop-once-after-dot@example.com", "ann@example.com"])
     operator.run("send")
@@ -276,6 +290,7 @@ def test_doubt_is_held_until_it_is_resent_once(operator: Operator) -> None:
     assert outcomes == {"accepted": 2}
 
 
+@pytest.mark.slow
 def test_doubt_can_be_accepted(operator: Operator) -> None:
     operator.begin(["drop-once-after-dot@example.com", "ann@example.com"])
     operator.run("send")
@@ -284,6 +299,7 @@ def test_doubt_can_be_accepted(operator: Operator) -> None:
     assert operator.run("doubt", "list").stdout == ""
 
 
+@pytest.mark.slow
 def test_a_test_copy_changes_nothing(operator: Operator) -> None:
     operator.begin(people(3))
     sent = operator.run("send", "--test-to", "me@example.org", "--rows", "0-1")
@@ -295,6 +311,7 @@ def test_a_test_copy_changes_nothing(operator: Operator) -> None:
     assert len(set(ids)) == 5
 
 
+@pytest.mark.slow
 def test_a_folder_from_another_machine_is_refused_unless_adopted(operator: Operator) -> None:
     operator.begin(people(400), messages_per_second=100)
     process = operator.start("send")
@@ -315,6 +332,7 @@ def test_a_folder_from_another_machine_is_refused_unless_adopted(operator: Opera
     assert outcomes["in_doubt"] > 50  # all that was begun there and not finished
 
 
+@pytest.mark.slow
 def test_live_settings_are_read_while_it_runs(operator: Operator) -> None:
     operator.begin(people(600), messages_per_second=50)
     process = operator.start("send", "--log-format", "json")
@@ -339,6 +357,7 @@ def test_a_log_cut_at_its_end_is_resumed_and_a_flipped_bit_is_told(operator: Ope
     assert Reader(pa.py_buffer(bytes(raw))).log.header.campaign_id == "first-letter"
 
 
+@pytest.mark.slow
 def test_a_full_disk_stops_attempts_and_loses_no_record(operator: Operator, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()

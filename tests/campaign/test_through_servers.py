@@ -34,6 +34,7 @@ def through_postfix(tmp_path: Path, postfix: Postfix) -> Iterator[Operator]:
         yield operator
 
 
+@pytest.mark.slow
 @pytest.mark.postfix
 def test_a_signed_campaign_arrives_whole_in_postfixs_maildir(through_postfix: Operator, postfix: Postfix) -> None:
     operator = through_postfix
@@ -65,6 +66,7 @@ def test_a_signed_campaign_arrives_whole_in_postfixs_maildir(through_postfix: Op
     assert len(seen) == 40
 
 
+@pytest.mark.slow
 def test_aiosmtpd_takes_every_row_once(tmp_path: Path) -> None:
     with running_aiosmtpd() as server, run_sink_in_process(SinkSettings()) as unused:
         operator = Operator(tmp_path, unused)

@@ -28,6 +28,7 @@ def add(operator: Operator, tables: str) -> None:
     file.write_text(file.read_text() + tables)
 
 
+@pytest.mark.slow
 def test_outside_the_hours_nothing_goes_and_the_run_says_until_when(operator: Operator) -> None:
     operator.begin([f"u{n}@example.com" for n in range(5)])
     add(operator, f'[schedule]\nhours = "{hours_from_now(2, 4)}"\n')
@@ -39,6 +40,7 @@ def test_outside_the_hours_nothing_goes_and_the_run_says_until_when(operator: Op
     assert operator.outcomes() == {"accepted": 5}
 
 
+@pytest.mark.slow
 def test_a_campaign_waits_for_its_moment_and_goes_on_alone(operator: Operator) -> None:
     operator.begin(["u@example.com"], plan=False)
     moment = datetime.now(UTC) + timedelta(seconds=6)
@@ -51,6 +53,7 @@ def test_a_campaign_waits_for_its_moment_and_goes_on_alone(operator: Operator) -
     assert operator.outcomes() == {"accepted": 1}
 
 
+@pytest.mark.slow
 def test_an_expired_campaign_sends_nothing(operator: Operator) -> None:
     operator.begin(["u@example.com"], plan=False)
     file = operator.campaign / "campaign.toml"
@@ -60,6 +63,7 @@ def test_an_expired_campaign_sends_nothing(operator: Operator) -> None:
     assert operator.received().messages == 0
 
 
+@pytest.mark.slow
 def test_a_list_that_is_no_good_stops_the_run_and_pauses_the_campaign(operator: Operator) -> None:
     bad = [f"550+{n}@example.com" if n % 2 else f"u{n}@example.com" for n in range(3000)]
     operator.begin(bad, connections=1, messages_per_second=400)

@@ -28,6 +28,7 @@ def test_two_machines_send_their_partitions(machines: Machines) -> None:
     assert machines.received().twice == ()
 
 
+@pytest.mark.slow
 def test_a_machine_lost_with_its_disk_is_replaced_and_nobody_gets_two(machines: Machines) -> None:
     machines.plan_for(people(3000), 2, messages_per_second=600)
     first = machines.send_on(0)
@@ -47,6 +48,7 @@ def test_a_machine_lost_with_its_disk_is_replaced_and_nobody_gets_two(machines: 
     assert outcomes.get("in_doubt", 0) <= 2 * 500
 
 
+@pytest.mark.slow
 def test_the_operators_commands(machines: Machines) -> None:
     machines.plan_for(people(1500), 2, messages_per_second=150)
     assert "campaign" in machines.run("plan", "list.parquet", "--control", machines.url, code=22).stderr
@@ -73,6 +75,7 @@ def test_the_operators_commands(machines: Machines) -> None:
     assert machines.received().recipients == outcomes["accepted"]
 
 
+@pytest.mark.slow
 def test_without_the_store_its_rows_are_unknown_and_the_exit_code_says_so(machines: Machines) -> None:
     machines.plan_for(people(50), 1)
     machines.send_on(0).communicate(timeout=60)
@@ -84,6 +87,7 @@ def test_without_the_store_its_rows_are_unknown_and_the_exit_code_says_so(machin
     assert machines.merged(1) == {"accepted": 50}
 
 
+@pytest.mark.slow
 def test_doubt_of_a_lost_machine_is_listed_and_sent_again_by_order(machines: Machines) -> None:
     machines.plan_for([*people(200), "slow-10s+1@example.com", "slow-10s+2@example.com"], 1, dot_timeout="11s")
     first = machines.send_on(0)
@@ -110,6 +114,7 @@ def test_killed_cut_off_stopped_and_restarted_nobody_gets_two(machines: Machines
     assert int(str(verdict["in_doubt"])) <= int(str(verdict["in_doubt_may_be"]))
 
 
+@pytest.mark.slow
 def test_logs_in_an_object_store_are_enough_to_merge(machines: Machines, tmp_path: Path) -> None:
     machines.plan_for(people(60), 1)
     machines.set("log.log_store", f"file://{tmp_path}/bucket")

@@ -12,6 +12,7 @@ from tests.cluster.conftest import Machines
 pytestmark = pytest.mark.postgres
 
 
+@pytest.mark.slow
 def test_a_server_that_forgot_is_told_again_and_nobody_gets_two(machines: Machines) -> None:
     machines.plan_for([f"person{n}@example.com" for n in range(900)], 1, messages_per_second=150)
     sender = machines.send_on(0)

@@ -162,6 +162,7 @@ def test_a_good_zone_has_no_findings(campaign: MakeCampaign) -> None:
     assert dns(made, good_zone(made)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "answer", "subject", "severity", "says"),
     [

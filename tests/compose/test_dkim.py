@@ -78,6 +78,7 @@ def is_good(content: bytes, records: dict[str, str], index: int = 0) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("selector", ["r", "e"])
 @pytest.mark.parametrize("form", ["relaxed/simple", "relaxed/relaxed"])
 @pytest.mark.parametrize("first", ["Ann", "Jörg, the  second", "", "x\r\nBcc: y", "é" * 300, "a" * 300, "  "])

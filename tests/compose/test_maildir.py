@@ -43,6 +43,7 @@ def postfix() -> Iterator[Postfix]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.postfix
 @pytest.mark.parametrize("form", ["relaxed/simple", "relaxed/relaxed"])
 def test_what_arrives_is_what_was_composed(postfix: Postfix, tmp_path: Path, form: str) -> None:

@@ -318,6 +318,7 @@ def test_plan_refuses_with_file_and_line(campaign: MakeCampaign, tmp_path: Path,
     assert refused.value.next_step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("source", "says"),
     [

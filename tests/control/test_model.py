@@ -23,6 +23,7 @@ def shared(control_url: str) -> Iterator[PostgresStore]:
     store.close()
 
 
+@pytest.mark.slow
 def test_any_order_of_steps_sends_nobody_twice_and_loses_nobody(shared: PostgresStore) -> None:
     class Cluster(RuleBasedStateMachine):
         def __init__(self) -> None:
@@ -87,6 +88,7 @@ STORIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BREAKS)
 def test_a_rule_left_out_is_found_out(shared: PostgresStore, broken: str) -> None:
     if broken in STORIES:

@@ -113,6 +113,7 @@ def test_buckets_keep_every_row_once_and_in_order(tmp_path: Path, monkeypatch: p
     assert lists[0]["id"].n_unique() == lists[0].height
 
 
+@pytest.mark.slow
 def test_a_big_list_is_mixed_within_the_promised_bounds(prepared: Callable[..., Any]) -> None:
     made = prepared(make_list.rows(0, 200_000, seed=1, clean=False).sort("email"))
     mixing = made.report.mixing

@@ -102,6 +102,7 @@ def test_a_quote_that_is_never_closed_is_pointed_out(tmp_path: Path) -> None:
     assert "not closed" in notes[0]
 
 
+@pytest.mark.slow
 def test_millions_of_blank_rows_are_counted(prepared: Callable[..., Any]) -> None:
     made = prepared(b"email,n\na@x.org,1\n" + b"\n" * 200_000 + b",\n" * 1000 + b"b@x.org,2\n")
     assert made.addresses == ["a@x.org", "b@x.org"]

@@ -78,6 +78,7 @@ def test_sign_ups_overtake_a_newsletter_that_saturates_its_rate(office: PostOffi
     assert office.received().twice == ()
 
 
+@pytest.mark.slow
 def test_sign_ups_get_a_connection_though_the_newsletter_holds_them_all(office: PostOffice, tmp_path: Path) -> None:
     campaign = newsletter(office, tmp_path, 20_000, connections=3, per_second=None)
     sender = office.send(campaign)

@@ -70,6 +70,7 @@ def kill_and_count(office: PostOffice, rows: int, kills: int, seed: int) -> None
     assert list(ended.values()).count("in_doubt") <= written / 2
 
 
+@pytest.mark.slow
 def test_none_twice_none_lost(office: PostOffice) -> None:
     kill_and_count(office, rows=400, kills=3, seed=4)
 
@@ -80,6 +81,7 @@ def test_none_twice_none_lost_in_postgresql(shared_office: PostOffice) -> None:
     kill_and_count(shared_office, rows=300, kills=2, seed=5)
 
 
+@pytest.mark.slow
 @pytest.mark.postgres
 def test_two_servers_share_one_table(shared_office: PostOffice) -> None:
     servers = [shared_office.serve_and_join() for _ in range(2)]
@@ -98,6 +100,7 @@ def test_none_twice_none_lost_many_times(office: PostOffice, seed: int) -> None:
     kill_and_count(office, rows=3000, kills=8, seed=100 + seed)
 
 
+@pytest.mark.slow
 def test_a_stopped_server_loses_its_claims_and_sends_none_of_them(office: PostOffice) -> None:
     """SIGSTOP outlives the lease: rows without an intent go to the next server, and the sleeper gets none back."""
     office.set("store", '"sqlite:outbox.sqlite"\nlease = "1s"')

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 APPS = ROOT / "sample_data" / "apps"
 
 
+@pytest.mark.slow
 def test_the_sign_up_page_writes_user_and_mail_in_one_transaction(
     office: PostOffice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,6 +53,7 @@ def test_the_sign_up_page_writes_user_and_mail_in_one_transaction(
     assert client.get(f"/confirm/{token}").data == b"Welcome!"
 
 
+@pytest.mark.slow
 def test_the_week_runs_as_files(tmp_path: Path, office: PostOffice) -> None:
     week = tmp_path / "newsletter"
     shutil.copytree(APPS / "week", week)

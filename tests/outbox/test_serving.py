@@ -43,6 +43,7 @@ def mails_in(folder: Path) -> dict[str, EmailMessage]:
     return found
 
 
+@pytest.mark.slow
 def test_a_sign_up_mail_written_by_plain_sql_is_sent(office: PostOffice) -> None:
     server = office.serve()
     application = sqlite3.connect(office.home / "outbox.sqlite")
@@ -93,6 +94,7 @@ def test_asyncio_applications_enqueue_too(office: PostOffice) -> None:
     assert office.row(one.id).priority == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mail",
     [Mail(address="a@example.com"), Mail(address="a@example.com", subject="x"), Mail(address=" ", template="w")],
@@ -105,6 +107,7 @@ def test_half_a_mail_is_refused_when_it_is_written(office: PostOffice, mail: Mai
     assert not office.states()
 
 
+@pytest.mark.slow
 def test_what_can_never_be_sent_says_why(office: PostOffice) -> None:
     (office.home / "templates" / "broken.toml").write_text("subject = 'x'\nfont = 'big'\n")
     office.box.enqueue(
@@ -159,6 +162,7 @@ def test_what_the_application_composed_is_sent_as_it_is(office: PostOffice) -> N
     assert [part.get_filename() for part in mail.iter_attachments()] == ["invoice.txt"]
 
 
+@pytest.mark.slow
 def test_priority_one_goes_first_and_the_lowest_is_not_starved(office: PostOffice) -> None:
     office.set("connections", "1")
     office.box.enqueue([welcome(f"n{n}", priority=3) for n in range(30)])
@@ -172,6 +176,7 @@ def test_priority_one_goes_first_and_the_lowest_is_not_starved(office: PostOffic
     assert first.count("n") >= 2, order
 
 
+@pytest.mark.slow
 def test_deferred_mails_wait_in_the_table_and_go_later(office: PostOffice) -> None:
     office.box.enqueue([welcome(f"w{n}", address=f"451-once+{n}@example.com") for n in range(3)])
     office.box.enqueue([welcome("x", address="550@example.com"), welcome("y", address="drop-dot@example.com")])
@@ -182,6 +187,7 @@ def test_deferred_mails_wait_in_the_table_and_go_later(office: PostOffice) -> No
     assert "connection" in (office.row(5).reply or "").lower() or office.row(5).reply
 
 
+@pytest.mark.slow
 def test_a_permanent_refusal_of_the_mailbox_suppresses_it(office: PostOffice) -> None:
     office.serve()
     office.box.enqueue([welcome("x", address="550@example.com")])
@@ -224,6 +230,7 @@ def test_the_command_line_enqueues_shows_and_cancels(office: PostOffice) -> None
     assert "unsent/cancelled" in office.run("outbox", "show", *where)
 
 
+@pytest.mark.slow
 def test_pause_holds_new_attempts_until_resume(office: PostOffice) -> None:
     office.box.set_knob("paused", "a holiday")
     office.serve()

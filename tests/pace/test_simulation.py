@@ -68,6 +68,7 @@ def test_with_limits_as_budgeted_the_duration_is_the_bound() -> None:
     all_settled(told)
 
 
+@pytest.mark.slow
 def test_hidden_limits_are_found_and_followed_and_the_classic_rule_is_behind() -> None:
     rows = 22_000
     told = simulate(course(hidden(), rows=rows, workers=3))
@@ -88,6 +89,7 @@ def test_the_same_seed_is_the_same_campaign() -> None:
     assert ran() == ran()
 
 
+@pytest.mark.slow
 def test_a_provider_that_blocks_everything_for_an_hour_holds_up_nobody() -> None:
     steady = [Model(name=f"steady-{n}", share=1, rate_per_s=1, budget_rate_per_s=1, connections=8) for n in range(3)]
     blocked = Model(name="blocked", share=1, rate_per_s=1, budget_rate_per_s=1, connections=8)
@@ -105,6 +107,7 @@ def test_a_provider_that_blocks_everything_for_an_hour_holds_up_nobody() -> None
     all_settled(after)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["refuse", "reject", "silent", "slow"])
 def test_other_outages_end_well_too(kind: str) -> None:
     outage = Outage(kind, 100.0, 1000.0)  # type: ignore[arg-type]  # one of the kinds
@@ -184,6 +187,7 @@ def test_a_reputation_that_falls_with_pressure_is_kept() -> None:
     all_settled(told)
 
 
+@pytest.mark.slow
 def test_documented_blocks_are_obeyed_and_rare() -> None:
     strict = hidden(pressure_share=0.3, pressure_least=50, pause_s=600.0, then_connections=1)
     told = simulate(course(strict, rows=22_000, workers=3))

@@ -22,6 +22,7 @@ def test_eight_processes_never_hold_more_connections_than_the_limit_and_use_all_
     assert len(world.sent) > possible * 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("count", "per_s", "hours"),
     [(1, 60, 2.0), (10, 60, 0.5), (1000, 60, 0.1), (1, 1, 0.05), (200, 1, 0.005), (5000, 3600, 2.0)],
@@ -38,6 +39,7 @@ def test_no_window_holds_more_messages_than_the_limit_and_98_percent_are_used(
     assert len(world.sent) >= 0.98 * count * (3600 * hours / per_s) - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "per_s"), [(1, 60), (10, 60), (1000, 60)])
 def test_workers_that_never_report_are_still_counted_and_still_reach_98_percent(count: int, per_s: int) -> None:
     world = World(Limit(connections=20, rates=(Rate(count, per_s),)), workers=8, reports=False)

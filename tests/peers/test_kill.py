@@ -19,6 +19,7 @@ from engine.rehearse.record import Recorder
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "chunking"), [(1, True), (2, False)])
 def test_killed_and_resumed_nobody_gets_it_twice(tmp_path: Path, seed: int, chunking: bool) -> None:
     outcome = run_once(tmp_path, Plan(rows=400, kills=2, chunking=chunking), seed)

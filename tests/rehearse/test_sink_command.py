@@ -19,6 +19,7 @@ from engine.rehearse.sink import SinkSettings
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_from_the_first_line_to_the_last(tmp_path: Path, ending: signal.Signals) -> None:
     record, folder = tmp_path / "sink.tsv", tmp_path / "mail"

@@ -122,6 +122,7 @@ def test_the_merge_says_what_the_model_says(
             assert merged.damage == []
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(seed=st.integers(0, 10**9))
 def test_every_order_and_every_cut_into_spans_tells_the_same(
@@ -197,6 +198,7 @@ def raw_buffer(raw: bytearray) -> object:
     return pa.py_buffer(bytes(raw))
 
 
+@pytest.mark.slow
 def test_many_processes_tell_what_one_tells(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(7)
     paths = [random_log(f"log-{n}", rng).write(logs) for n in range(3)]

@@ -48,6 +48,7 @@ def server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_bounces_reach_a_users_table_once(server: str, tmp_path: Path) -> None:
     import psycopg
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import pytest
 from dns_world import DnsServer, Zone, serving
 
 from engine.route.dns_client import DnsClient, NameServer
@@ -182,6 +183,7 @@ def test_where_we_are_an_mx_only_better_ones_are_tried() -> None:
     assert isinstance(route_of(only, "example.org", own_addresses=["8.8.8.2"]), Unroutable)
 
 
+@pytest.mark.slow
 def test_ten_thousand_records_are_bounded() -> None:
     zone: Zone = {"example.org": {"MX": [f"{n} m{n}.test." for n in range(2500)]}}
     zone |= {f"m{n}.test": A(*(f"8.8.{a // 250}.{a % 250 + 1}" for a in range(400))) for n in range(20)}

@@ -125,6 +125,7 @@ def test_hostile_in_plain_text(script: list[str], offer: tuple[str, ...], at_onc
     check(play(script, offer, at_once, None))
 
 
+@pytest.mark.slow
 @given(acts, offers, BEFORE_GREETING)
 @settings(quick, max_examples=20)
 def test_hostile_behind_tls(

@@ -128,6 +128,7 @@ def delivered(postfix: Postfix, tickets: set[int]) -> dict[int, tuple[bytes, byt
     raise AssertionError("not all arrived")
 
 
+@pytest.mark.slow
 @pytest.mark.postfix
 @pytest.mark.dovecot
 @pytest.mark.parametrize("source", [EVERYTHING, ONLY_PIPELINING, NOTHING], ids=["chunking", "pipelining", "lock-step"])

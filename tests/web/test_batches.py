@@ -53,6 +53,7 @@ def accepted(window: int, rows: list[int]) -> list[dict[str, Any]]:
     return [{"window": window, "row": row, "verdict": "accepted"} for row in rows]
 
 
+@pytest.mark.slow
 def test_a_batch_from_claim_to_done(shared: Client) -> None:
     got = claim(shared)
     me, batch = got["incarnation"], got["batches"][0]

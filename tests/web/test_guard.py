@@ -28,6 +28,7 @@ def test_without_a_token_nothing_is_told(client: Client) -> None:
     assert client.get("/readyz").text == "ready\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["Bearer wrong", "Bearer ", "Basic b3BlcmF0b3I6eA==", "Bearer é", "nonsense"])
 def test_a_wrong_token_is_none(client: Client, given: str) -> None:
     answer = client.get("/api/v1/campaigns", headers={"Authorization": given.encode()})

@@ -34,6 +34,7 @@ def app_of(campaign: Campaign) -> tuple[Starlette, str]:
     return create_app(Shelf(root), keyring, ServeOptions(hosts=frozenset({"*"}))), keyring.first
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
 def test_schemathesis_finds_nothing(campaign: Campaign, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Buckets, "take", lambda self, address, now: True)  # it guesses tokens without end

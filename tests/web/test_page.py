@@ -50,6 +50,7 @@ def number(page: Any, name: str) -> int:
     return int(page.locator(f"#n-{name}").inner_text().replace(",", ""))
 
 
+@pytest.mark.slow
 def test_numbers_are_right_while_a_campaign_runs_and_buttons_work(browser: Any, tmp_path: Path) -> None:
     said: list[str] = []
     with run_sink_in_process() as sink:
@@ -159,6 +160,7 @@ def test_a_server_that_dies_is_told_on_the_page_and_comes_back(browser: Any, cam
     sender.close()
 
 
+@pytest.mark.slow
 def test_first_view_and_updates_are_quick_with_many_providers(browser: Any, campaign: Campaign) -> None:
     said: list[str] = []
     one = provider(accepted=1, connections=2, limit="budget: 2 connections")

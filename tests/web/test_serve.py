@@ -35,6 +35,7 @@ def serving(campaign: Campaign) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.stderr.close()
 
 
+@pytest.mark.slow
 def test_it_prints_where_it_is_and_ends_when_asked(campaign: Campaign) -> None:
     with serving(campaign) as (process, url):
         token = (campaign.run / "web.token").read_text().split()[1]
@@ -49,6 +50,7 @@ def test_it_prints_where_it_is_and_ends_when_asked(campaign: Campaign) -> None:
         assert process.wait(10) in (0, -signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_touches_no_campaign(campaign: Campaign) -> None:
     sender = Sender(campaign)
     with serving(campaign) as (process, url):
