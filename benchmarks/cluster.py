@@ -359,14 +359,15 @@ class Kill:
     def close(self) -> None:
         """Everything of ours ends."""
         for process in self.running.values():
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         for proxy in self.proxies:
             proxy.close()
 
 
 def _plain(campaign_id: str) -> str:
-    from engine.control.postgres import schema_of
+    from engine.control.postgres_link import schema_of
 
     return schema_of(campaign_id).removeprefix("rowpost_")
 

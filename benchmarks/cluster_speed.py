@@ -125,7 +125,7 @@ def run_start(rows: int, processes: int, tries: int) -> dict[str, object]:
 
 
 def _schema(campaign_id: str) -> str:
-    from engine.control.postgres import schema_of
+    from engine.control.postgres_link import schema_of
 
     return schema_of(campaign_id)
 

@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from engine.control.entries import DUE, FINAL, HELD, WAITING, log_of, view, window_id
-from engine.control.postgres import ControlUrl, PostgresStore
+from engine.control.postgres import PostgresStore
+from engine.control.postgres_link import ControlUrl
 from engine.control.store import (
     Advance,
     Decision,
@@ -198,6 +199,8 @@ def test_a_server_that_is_another_one_opens_and_claims_nothing(store: PostgresSt
         promoted.advance(A, Advance(openings=[opening(1, 0)]))
     with pytest.raises(StoreChanged):
         promoted.claim(A, 0, 1)
+    with pytest.raises(StoreChanged):
+        promoted.renew(A, 0, {})
     settled = Settled(window_id(f"{A}-001", 9), 0, rows(1), bytes([Verdict.ACCEPTED]), b"")
     promoted.advance(A, Advance(settled=[settled]))
     promoted.confirm_server()
