@@ -295,7 +295,7 @@ class Kill:
         for machine in range(self.machines):
             self.start(machine)
         kinds = [self.lose, self.kill, self.stall, self.cut, self.restart_database, self.fail_over]
-        done, told = 0, started
+        done, told, sent = 0, started, 0
         while True:
             time.sleep(0.2)
             now = time.monotonic()
@@ -318,13 +318,15 @@ class Kill:
                 self.tell(started, done)
                 return True
             in_peace = now - started > seconds or (troubles is not None and done >= troubles)
-            if not in_peace and now - last > 2 + rng.random() * 3:
+            # On a machine that is slow to start senders: not the next one before something went out again.
+            moves = now - last > 30 or self.sink.counts().messages > sent
+            if not in_peace and moves and now - last > 2 + rng.random() * 3:
                 machine = rng.choice(sorted(self.running))
                 kind = kinds[done % len(kinds)] if troubles is not None else rng.choice(kinds)
                 kind(machine)
                 done += 1
                 self.counts[kind.__name__] = self.counts.get(kind.__name__, 0) + 1
-                last = time.monotonic()
+                last, sent = time.monotonic(), self.sink.counts().messages
 
     def _is_all_done(self) -> bool:
         found = self.server.execute(f"SELECT count(*) FROM \"rowpost_{_plain(self.id)}\".batch WHERE state <> 'done'")
