@@ -241,7 +241,9 @@ class Kill:
         Every sender stops by itself and tells again what its logs know; then the operator confirms the new server.
         """
         schema = f"rowpost_{_plain(self.id)}"
-        alive = f"SELECT id FROM \"{schema}\".incarnation WHERE state = 'alive'"
+        # Of who really lives: what a machine had in hand that is lost with its disk, only the store knows.
+        pids = ", ".join(str(process.pid) for process in self.running.values() if process.poll() is None)
+        alive = f'SELECT id FROM "{schema}".incarnation WHERE pid IN ({pids or 0})'
         last = f"SELECT id FROM \"{schema}\".win WHERE left(replace(id::text, '-', ''), 16) IN ({alive})"
         self.server.execute(
             f'DELETE FROM "{schema}".win WHERE id IN ({last} ORDER BY at_us DESC LIMIT 100);'
