@@ -32,9 +32,7 @@ def tool(name: str) -> str:
 
 
 def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        words, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environ}
-    )
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environ})
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
