@@ -24,16 +24,16 @@ from engine.config import Duration, Settings, SettingsError
 from engine.control.bundle import unpack
 from engine.control.log_store import LogStoreAway, upload
 from engine.control.opening import control_url, keep_url, open_shared, open_store, shared_of
+from engine.control.sqlite import SqliteStore
 from engine.control.store import Incarnation, SharedStore
 from engine.errors import EngineError, Exit
 from engine.host import boot_id, host_id
 from engine.pace.budgets import BUDGETS_FILE
-from engine.rehearse.running import run_sink_in_process
-from engine.rehearse.sink import SinkSettings
 from engine.smtp.destination import relay_destination
 from engine.work.frozen import check_frozen, check_sources, read_live
 from engine.work.inheritance import go_on_here
 from engine.work.shared import Shared
+from engine.work.sharing import Sharing
 from engine.work.supervisor import RunOptions, Supervisor
 from engine.work.takeover import PartitionLock, take_over
 from formats.plan import Plan
@@ -215,6 +215,10 @@ def _sink(campaign: Campaign, settings: Settings, narration: Narration) -> Itera
     if not _has_own_sink(settings):
         yield None
         return
+    # Here: a tenth of the time until the first attempt went into importing a server that nearly nobody asks for.
+    from engine.rehearse.running import run_sink_in_process
+    from engine.rehearse.sink import SinkSettings
+
     record = campaign.folder / "sink.record"
     with run_sink_in_process(SinkSettings(record=record)) as running:
         narration.event("sink_listens", host=running.host, port=running.port, record=str(record))
@@ -270,10 +274,10 @@ def _run(
             say = lambda text: narration.event("takeover", text=text)  # noqa: E731
             shared = None
             if made.store == "sqlite":
-                take_over(campaign, settings, made, store, me, adopt=adopt, say=say, clock=clock)
+                dead = take_over(campaign, settings, made, store, me, adopt=adopt, say=say, clock=clock)
             else:
                 first, second = cast(SharedStore, store), shared_of(campaign, control)
-                go_on_here(campaign, settings, made, first, me, adopt=adopt, say=say, clock=clock)
+                dead = go_on_here(campaign, settings, made, first, me, adopt=adopt, say=say, clock=clock)
                 resend = options.resend_doubt
                 shared = Shared(
                     campaign, settings, made, first, second, me, narration, clock, steal=steal, resend_doubt=resend
@@ -281,7 +285,8 @@ def _run(
             with _sink(campaign, settings, narration) as relay:
                 options = msgspec.structs.replace(options, relay=relay)
                 rng = random.Random(secrets.randbits(64))
-                supervisor = Supervisor(campaign, settings, store, me, options, narration, clock, rng, shared)
+                sharing = _sharing(campaign, settings, made, me, control, dead) if _is_shared(made) else None
+                supervisor = Supervisor(campaign, settings, store, me, options, narration, clock, rng, shared, sharing)
                 show.append(supervisor)
                 code = asyncio.run(_supervise(supervisor, campaign, made, narration))
         store.leave(me.id, clock.wall_us(), supervisor.progress.counters(clock.monotonic()))
@@ -292,6 +297,26 @@ def _run(
     finally:
         store.close()
         lock.release()
+
+
+def _is_shared(made: Plan) -> bool:
+    """Whether other senders may be at the campaign at the same time."""
+    return made.store != "sqlite" or len(made.partitions) > 1
+
+
+def _sharing(
+    campaign: Campaign, settings: Settings, made: Plan, me: Incarnation, control: str | None, dead: frozenset[str]
+) -> Sharing:
+    """Our part of the limits that all senders of the campaign share, over a connection of its own."""
+    return Sharing(
+        lambda: SqliteStore(campaign.store_file) if made.store == "sqlite" else shared_of(campaign, control),
+        me.id,
+        settings.control.lease.seconds,
+        SystemClock(),
+        quiet_s=settings.delivery.dot_timeout.seconds,
+        all_keys=settings.delivery.mode == "relay",
+        dead=dead,
+    )
 
 
 def _upload(campaign: Campaign, made: Plan, where: str, incarnation: str) -> None:

@@ -75,7 +75,7 @@ def open_shared(url: str, campaign_id: str | None, *, create: bool = False) -> S
 def open_suppressions(url: str) -> SharedSuppressions:
     """The suppressions that the campaigns of a database share. Connects when it is first asked. Raises NoDriver."""
     try:
-        from engine.control.postgres import ControlUrl
+        from engine.control.postgres_link import ControlUrl
         from engine.control.suppressions_postgres import SuppressionTable
     except ImportError as problem:
         raise NoDriver(problem=problem) from None

@@ -1,26 +1,19 @@
 """The control store of several machines: PostgreSQL 14 or newer, a schema of its own for each campaign.
 
-What survives: a commit that returned, for `synchronous_commit = on` is set on every connection. One object is one
-connection, made when it is first needed and made again after a failure; it may be used by one thread at a time. Every
-statement is in sql/postgres.sql. A password never leaves libpq: URLs are shown without it.
+What survives: a commit that returned. One object is one connection (`postgres_link`); it may be used by one thread at a
+time. Every statement is in sql/postgres.sql.
 """
 
 from __future__ import annotations
 
-import re
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, LiteralString, cast
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from typing import cast
 from uuid import UUID
 
 import msgspec
-import psycopg
-from psycopg import errors
 
 from engine.control.entries import compacted, window_bounds
-from engine.control.statements import load_statements
+from engine.control.postgres_link import PostgresLink
 from engine.control.store import (
     Advance,
     Advanced,
@@ -33,194 +26,17 @@ from engine.control.store import (
     Incarnation,
     Life,
     Override,
-    StoreAway,
-    StoreChanged,
     StoreHasPlan,
-    StoreRefuses,
-    StoreSchema,
 )
 from engine.control.suppressions_postgres import SuppressionTable
 from formats.plan import Plan
 
-SCHEMA = 1
-# schema version -> the statements that make the next one of it.
-MIGRATIONS: dict[int, str] = {}
 _PART_BYTES = 8 * 1024 * 1024
-_CONNECT_PATIENCE_S = 5
 _PAGE = 2000  # windows read by one statement
-_STATEMENT_PATIENCE_MS = 30_000  # a server that hangs is a server that is away
-# A connection slot of a machine that fell silent is given again after this: it may still be sending on it.
-CONNECTION_QUARANTINE_US = 600_000_000
 
 
-class ControlUrl:
-    """A store's URL: `postgresql://user@host/database?campaign=ID`; the campaign may be left out."""
-
-    def __init__(self, url: str, campaign_id: str | None = None) -> None:
-        parts = urlsplit(url)
-        query = dict(parse_qsl(parts.query))
-        self.campaign_id = query.pop("campaign", None) or campaign_id
-        self.dsn = urlunsplit(parts._replace(query=urlencode(query, quote_via=quote)))
-        user = f"{quote(parts.username)}@" if parts.username else ""
-        host = parts.netloc.rpartition("@")[2]
-        query.pop("password", None)
-        if self.campaign_id:
-            query["campaign"] = self.campaign_id
-        self.shown = urlunsplit(parts._replace(netloc=user + host, query=urlencode(query, quote_via=quote, safe="/")))
-
-    @property
-    def schema(self) -> str:
-        assert self.campaign_id is not None
-        return schema_of(self.campaign_id)
-
-
-def schema_of(campaign_id: str) -> str:
-    """The schema that holds a campaign: readable, and different for different ids."""
-    plain = re.sub(r"[^a-z0-9_]", lambda found: f"${ord(found[0]):x}", campaign_id)
-    return f"rowpost_{plain}"[:63]
-
-
-class PostgresStore:
+class PostgresStore(PostgresLink):
     """`SharedStore` over one connection."""
-
-    def __init__(self, url: str, campaign_id: str | None = None, *, create: bool = False) -> None:
-        """Open the store; `create` makes its tables where they are missing.
-
-        Without a campaign in the URL or `campaign_id` the database must hold one. Raises StoreAway, StoreRefuses,
-        StoreSchema.
-        """
-        self._url = ControlUrl(url, campaign_id)
-        self._sql = load_statements("postgres.sql")
-        self._db: psycopg.Connection[tuple[Any, ...]] | None = None
-        self._changed: tuple[str, str] | None = None
-        with self._trouble():
-            if self._url.campaign_id is None:
-                self._url.campaign_id = self._only_campaign()
-            self._make_schema(create)
-        self.close()  # the next connection looks at the server as every later one does
-
-    @property
-    def url(self) -> str:
-        """The URL without its password."""
-        return self._url.shown
-
-    def _only_campaign(self) -> str:
-        with psycopg.connect(self._url.dsn, connect_timeout=_CONNECT_PATIENCE_S, autocommit=True) as db:
-            found = [name for (name,) in db.execute(self._text("campaigns"))]
-            if len(found) != 1:
-                problem = f"it holds {len(found)} campaigns; name one: ?campaign=ID"
-                raise StoreRefuses(where=self._url.shown, problem=problem)
-            (id_,) = db.execute(f'SELECT id FROM "{found[0]}".campaign').fetchall()
-            return str(id_[0])
-
-    def _make_schema(self, create: bool) -> None:
-        schema = self._url.schema
-        with psycopg.connect(self._url.dsn, connect_timeout=_CONNECT_PATIENCE_S) as db:
-            db.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 1))", (schema,))
-            known = db.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,)).fetchone()
-            if not known:
-                if not create:
-                    problem = f"it holds no campaign {self._url.campaign_id!r}; `engine plan --control URL` loads it"
-                    raise StoreRefuses(where=self._url.shown, problem=problem)
-                db.execute(f'CREATE SCHEMA "{schema}"')
-            db.execute(f'SET LOCAL search_path TO "{schema}"')
-            if not known:
-                db.execute(self._text("schema"))
-                db.execute("INSERT INTO meta VALUES ('schema', %s)", (str(SCHEMA),))
-            ((found,),) = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchall()
-            if not found.isdigit() or int(found) > SCHEMA:
-                raise StoreSchema(where=self._url.shown, found=found, known=SCHEMA)
-            for version in range(int(found), SCHEMA):
-                db.execute(self._text(MIGRATIONS[version]))
-                db.execute("UPDATE meta SET value = %s WHERE key = 'schema'", (str(version + 1),))
-
-    # -- the connection ----------------------------------------------------------------------------------------------
-
-    def _text(self, name: str) -> LiteralString:
-        return self._sql[name]
-
-    def _connection(self) -> psycopg.Connection[tuple[Any, ...]]:
-        if self._db is None or self._db.closed:
-            db = psycopg.connect(
-                self._url.dsn,
-                autocommit=True,
-                connect_timeout=_CONNECT_PATIENCE_S,
-                prepare_threshold=1,
-                application_name="rowpost",
-                options=f'-c search_path="{self._url.schema}" -c synchronous_commit=on'
-                f" -c statement_timeout={_STATEMENT_PATIENCE_MS}",
-                keepalives_idle=5,
-                keepalives_interval=2,
-                keepalives_count=3,
-                tcp_user_timeout=15_000,
-            )
-            self._db = db
-            self._look_at_server(db)
-        return self._db
-
-    def _look_at_server(self, db: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Another system id or timeline: a server that may have lost commits that were answered."""
-        known = db.execute(self._text("known_server")).fetchone()
-        if known is None or not known[0]:
-            self._changed = None
-            return
-        found = self._server(db)
-        self._changed = None if found == known[0] else (known[0], found)
-
-    def _server(self, db: psycopg.Connection[tuple[Any, ...]]) -> str:
-        ((found,),) = db.execute(self._text("server")).fetchall()
-        return str(found)
-
-    def _refuse_changed(self) -> None:
-        self._connection()
-        if self._changed is not None:
-            raise StoreChanged(where=self._url.shown, known=self._changed[0], found=self._changed[1])
-
-    @contextmanager
-    def _trouble(self) -> Iterator[None]:
-        """psycopg's errors in our words; the connection is not used again after one that it may not survive."""
-        try:
-            yield
-        except (errors.InvalidPassword, errors.InvalidAuthorizationSpecification, errors.InvalidCatalogName) as problem:
-            raise StoreRefuses(where=self._url.shown, problem=_words(problem)) from None
-        except (errors.UndefinedTable, errors.InvalidSchemaName):
-            self._drop()
-            raise StoreRefuses(where=self._url.shown, problem="the campaign is not there any more") from None
-        except errors.InsufficientPrivilege as problem:
-            raise StoreRefuses(where=self._url.shown, problem=_words(problem)) from None
-        except psycopg.ProgrammingError:
-            self._drop()
-            raise  # ours: a wrong statement is no store that is away
-        except psycopg.Error as problem:
-            self._drop()
-            words = _words(problem)
-            if re.search(r"password authentication failed|no password supplied|role .* does not exist|"
-                         r"database .* does not exist|no pg_hba.conf entry", words):  # fmt: skip
-                raise StoreRefuses(where=self._url.shown, problem=words) from None
-            if isinstance(problem, errors.ReadOnlySqlTransaction):
-                words = "it is read-only (a standby, or set so by its administrator)"
-            elif isinstance(problem, errors.DiskFull):
-                words = "its disk is full"
-            raise StoreAway(where=self._url.shown, problem=words) from None
-        except BaseException:
-            # Whatever interrupted us may have left a statement under way.
-            if self._db is not None and self._db.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                self._drop()
-            raise
-
-    def _drop(self) -> None:
-        db, self._db = self._db, None
-        if db is not None:
-            db.close()
-
-    def _run(self, name: str, values: Any = ()) -> list[tuple[Any, ...]]:
-        with self._trouble():
-            cursor = self._connection().execute(self._text(name), values, binary=True)
-            return cursor.fetchall() if cursor.description else []
-
-    def _changed_rows(self, name: str, values: Any) -> int:
-        with self._trouble():
-            return self._connection().execute(self._text(name), values).rowcount
 
     # -- Store -------------------------------------------------------------------------------------------------------
 
@@ -236,7 +52,7 @@ class PostgresStore:
             found = db.execute(self._text("campaign")).fetchone()
             if found and not replace:
                 raise StoreHasPlan(where=self._url.shown, campaign_id=found[0])
-            for table in ("decision", "win", "bucket", "connections", "override", "batch", "incarnation", "bundle"):
+            for table in ("decision", "win", "share", "override", "batch", "incarnation", "bundle"):
                 db.execute(f"DELETE FROM {table}")
             db.execute("DELETE FROM campaign")
             size = (plan.rows, len(plan.partitions))
@@ -270,6 +86,9 @@ class PostgresStore:
         self._run("register", (i.id, i.sender, i.host_id, i.boot_id, i.pid, i.partition, i.lease_us))
 
     def renew(self, incarnation: str, now_us: int, counters: dict[str, object]) -> bool:
+        # Who neither claims nor opens at the moment must learn of a failover too, and stop.
+        with self._trouble():
+            self._refuse_changed()
         return self._changed_rows("renew", (msgspec.json.encode(counters).decode(), incarnation)) == 1
 
     def leave(self, incarnation: str, now_us: int, counters: dict[str, object]) -> None:
@@ -326,9 +145,6 @@ class PostgresStore:
 
     def decisions(self) -> list[Decision]:
         return [Decision(*row) for row in self._run("decisions")]
-
-    def close(self) -> None:
-        self._drop()
 
     # -- SharedStore -------------------------------------------------------------------------------------------------
 
@@ -446,53 +262,15 @@ class PostgresStore:
     def suppression_table(self) -> SuppressionTable:
         return SuppressionTable(self._url.dsn, self._url.shown)
 
-    def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
-        with self._trouble(), self._connection().transaction():
-            db = self._connection()
-            db.execute(self._text("lock_key"), (f"rate {key}",))
-            found = db.execute(self._text("bucket"), (key,)).fetchone()
-            used_us, now_us = found if found else (0, self.now_us())
-            start_us = max(used_us, now_us)
-            given = max(0, min(wanted, int((now_us + ahead_s * 1e6 - start_us) * per_s / 1e6)))
-            if given:
-                db.execute(self._text("set_bucket"), (key, start_us + round(given * 1e6 / per_s)))
-            return given
+    def read_shares(self, keys: list[str]) -> tuple[int, dict[str, tuple[int, bytes]]]:
+        with self._trouble():
+            self._refuse_changed()
+        (_, _, _, now_us), *found = self._run("read_shares", (keys,))
+        return int(now_us), {key: (version, bytes(body)) for key, version, body, _ in found}
 
-    def share_connections(self, incarnation: str, key: str, wanted: int, limit: int, valid_us: int) -> int:
-        with self._trouble(), self._connection().transaction():
-            db = self._connection()
-            db.execute(self._text("lock_key"), (f"connections {key}",))
-            now_us = self.now_us()
-            taken = asked = others = 0
-            for id_, their_wish, granted, until_us, state in db.execute(self._text("connection_grants"), (key,)):
-                if id_ == incarnation:
-                    continue
-                if now_us < until_us + (0 if state == "ended" else CONNECTION_QUARANTINE_US):
-                    taken += granted
-                if now_us < until_us and state == "alive":
-                    asked += their_wish
-                    others += 1
-            # By demand: each gets its part of the limit; what others hold is theirs until they give it back.
-            fair = limit if not asked else max(1, limit * wanted // max(1, asked + wanted)) if wanted else 0
-            granted = max(0, min(wanted, fair, limit - taken))
-            db.execute(self._text("grant_connections"), (key, incarnation, wanted, granted, now_us + valid_us))
-            return granted
-
-
-def _words(problem: BaseException) -> str:
-    """The server's words on one line, without what could be a password."""
-    text = " ".join(str(problem).split()) or type(problem).__name__
-    return re.sub(r"password=\S+", "password=...", text)[:300]
-
-
-def wait_for_server(url: str, patience_s: float) -> None:
-    """Until the server lets us in; raises StoreAway."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        try:
-            psycopg.connect(ControlUrl(url).dsn, connect_timeout=2).close()
-            return
-        except psycopg.Error as problem:
-            if time.monotonic() > deadline:
-                raise StoreAway(where=ControlUrl(url).shown, problem=_words(problem)) from None
-            time.sleep(0.1)
+    def swap_shares(self, made: dict[str, tuple[int, bytes]]) -> frozenset[str]:
+        with self._trouble():
+            self._refuse_changed()
+        keys = sorted(made)  # one order for all: nobody waits in a circle
+        values = (keys, [made[key][0] + 1 for key in keys], [made[key][1] for key in keys])
+        return frozenset(key for (key,) in self._run("swap_shares", values))

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from engine.clock import SystemClock
 from engine.control.statements import load_statements
 from engine.control.store import (
     BatchTally,
@@ -39,7 +40,7 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         """Open the store, creating it where it is missing; raises StoreAway, StoreSchema."""
-        self._path = path
+        self._path, self._clock = path, SystemClock()
         self._sql = load_statements("sqlite.sql")
         with self._trouble():
             # Made with its mode, not given it afterwards: nobody else reads it in between.
@@ -81,7 +82,7 @@ class SqliteStore:
             found = db.execute(self._sql["campaign"]).fetchone()
             if found and not replace:
                 raise StoreHasPlan(where=self._path, campaign_id=found[0])
-            for table in ("decision", "override", "batch", "incarnation", "campaign"):
+            for table in ("decision", "override", "share", "batch", "incarnation", "campaign"):
                 db.execute(f"DELETE FROM {table}")
             size = (plan.rows, len(plan.partitions))
             db.execute(self._sql["add_campaign"], (plan.campaign_id, plan_fingerprint, *size, now_us))
@@ -187,6 +188,20 @@ class SqliteStore:
 
     def overrides(self) -> list[Override]:
         return [Override(*row) for row in self._read("overrides")]
+
+    def read_shares(self, keys: list[str]) -> tuple[int, dict[str, tuple[int, bytes]]]:
+        marks = ", ".join("?" * len(keys))
+        with self._trouble():
+            found = self._db.execute(self._sql["read_shares"].replace(":keys", marks), keys).fetchall()
+        return self._clock.wall_us(), {key: (version, body) for key, version, body in found}
+
+    def swap_shares(self, made: dict[str, tuple[int, bytes]]) -> frozenset[str]:
+        with self._writing() as db:
+            return frozenset(
+                key
+                for key, (version, body) in made.items()
+                if db.execute(self._sql["swap_share"], (key, version + 1, body)).rowcount == 1
+            )
 
     def close(self) -> None:
         self._db.close()

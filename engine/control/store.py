@@ -135,7 +135,20 @@ class Override(msgspec.Struct, frozen=True):
     until_us: int | None
 
 
-class Store(Protocol):
+class LimitStore(Protocol):
+    """Where machines share limits: an entry a key, swapped as a whole. What it says is `pace.commons`' business."""
+
+    def read_shares(self, keys: list[str]) -> tuple[int, dict[str, tuple[int, bytes]]]:
+        """The store's time, and the version and body of each entry that there is."""
+
+    def swap_shares(self, made: dict[str, tuple[int, bytes]]) -> frozenset[str]:
+        """Put these in where the version is still the one that was read (0: no entry); which ones went in."""
+
+    def close(self) -> None:
+        """Let go of the store."""
+
+
+class Store(LimitStore, Protocol):
     """The promises. Every method that writes has committed, durably, when it returns; any may raise StoreAway."""
 
     def load_plan(self, plan: Plan, plan_fingerprint: str, now_us: int, *, replace: bool = False) -> None:
@@ -374,9 +387,3 @@ class SharedStore(Store, Protocol):
 
     def suppression_table(self) -> SharedSuppressions:
         """Who must not be written to, for all campaigns of the database; a connection of its own."""
-
-    def take_messages(self, key: str, wanted: int, per_s: float, ahead_s: float = 1.0) -> int:
-        """How many of `wanted` messages may be sent now under a rate that all machines share. Prepaid."""
-
-    def share_connections(self, incarnation: str, key: str, wanted: int, limit: int, valid_us: int) -> int:
-        """How many connections of a limit that all machines share are ours for `valid_us` from now."""

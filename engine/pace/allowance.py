@@ -46,6 +46,7 @@ class Window:
 
     def __init__(self, rate: Rate) -> None:
         self.rate = rate
+        self.count = rate.count  # of it ours, where machines share the rate
         self.used = 0
         self._span_s = rate.per_s + rate.margin_s
         self._entries: deque[tuple[float, int]] = deque()  # (when they leave every window, messages), in order
@@ -69,7 +70,7 @@ class Window:
         entries = self._entries
         while entries and entries[0][0] <= now:
             self.used -= entries.popleft()[1]
-        return self.rate.count - self.used
+        return self.count - self.used
 
     def free_at(self, messages: int, now: float) -> float:
         """When `messages` could be sent as far as what is counted here goes (inf: never)."""
@@ -102,8 +103,11 @@ class Purse:
     def __init__(self, rates: tuple[Rate, ...], now: float) -> None:
         self.rates = rates
         self._windows = [Window(rate) for rate in rates]
-        self._speed = min(rate.count / (rate.spread_s or rate.per_s) for rate in rates) * _CATCH_UP
+        self._part = 1.0
+        self._speed = self._whole_speed = min(rate.count / (rate.spread_s or rate.per_s) for rate in rates) * _CATCH_UP
         self._burst = max(1.0, self._speed * _BURST_S)
+        self.sent = 0  # in all
+        self.ran_dry = False  # it let nothing through when somebody asked, since that was last looked at
         self._tokens = self._burst
         self._tokens_at = now
         self._given: deque[_Given] = deque()
@@ -115,26 +119,45 @@ class Purse:
 
     @property
     def per_second(self) -> float:
-        """The long-run rate of the tightest limit."""
-        return min(rate.per_second for rate in self.rates)
+        """The long-run rate of the tightest limit; our part of it, where it is shared."""
+        return min(rate.per_second for rate in self.rates) * self._part
+
+    def confine(self, counts: tuple[int, ...], part: float, now: float) -> None:
+        """Of rates that machines share, so much is ours: a count of each of the first rates, a part of the speed."""
+        self._refill(now)
+        for window, count in zip(self._windows, counts, strict=False):
+            window.count = min(count, window.rate.count)
+        self._part = part
+        self._speed = self._whole_speed * part
+        self._burst = max(1.0, self._speed * _BURST_S)
+        self._tokens = min(self._tokens, self._burst)
+
+    def used(self, now: float) -> tuple[int, ...]:
+        """Messages in each rate's window, those that workers may still send included."""
+        self._expire(now)
+        return tuple(window.count - window.left(now) + self.outstanding for window in self._windows)
 
     def available(self, now: float) -> int:
         """Messages that may be allowed now."""
         self._expire(now)
         self._refill(now)
         left = min(window.left(now) for window in self._windows) - self.outstanding
-        return max(0, min(left, int(self._tokens + _ROUNDING)))
+        left = max(0, min(left, int(self._tokens + _ROUNDING)))
+        self.ran_dry |= not left
+        return left
 
     def next_at(self, now: float) -> float:
         """When at least one more message may be allowed; now or later, inf if no limit lets any through."""
         if self.available(now) > 0:
             return now
+        if not self._speed:
+            return math.inf  # nothing of it is ours
         tokens_at = now if self._tokens + _ROUNDING >= 1 else now + (1 - self._tokens) / self._speed
         at = tokens_at
         for window in self._windows:
             if window.left(now) - self.outstanding <= 0:
-                free = window.free_at(min(self.outstanding + 1, window.rate.count), now)
-                if self._given and window.rate.count <= self.outstanding:
+                free = window.free_at(min(self.outstanding + 1, max(1, window.count)), now)
+                if self._given and window.count <= self.outstanding:
                     # All of it is in workers' hands: the earliest expiry decides, if no report comes first.
                     free = self._given[0].expires_at + window.rate.per_s + window.rate.margin_s
                 at = max(at, free)
@@ -203,6 +226,7 @@ class Purse:
         return taken
 
     def _count(self, messages: int, at: float) -> None:
+        self.sent += messages
         for window in self._windows:
             window.add(messages, at)
 

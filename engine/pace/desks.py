@@ -18,12 +18,33 @@ _PATIENCE_S = 10.0  # the longest a message occupies a connection, for how many 
 _URGENT_ROWS = 4  # urgent rows for which one more connection is taken from others: what one has in hand
 
 
+class Share(msgspec.Struct, frozen=True):
+    """This machine's part of rates that several share: a count of each of the first rates, a part of the speed."""
+
+    counts: tuple[int, ...]
+    part: float
+    opening: int = 0  # of the connection rate
+
+
 class Limit(msgspec.Struct, frozen=True):
     """What a key may use. `connections` 0 stops it; `rates` empty means no allowances are needed."""
 
     connections: int
     rates: tuple[Rate, ...] = ()
     connection_rate: Rate | None = None
+    share: Share | None = None
+
+
+class Use(msgspec.Struct, frozen=True):
+    """What a key uses now: slots that are out, rows that wait, and the counts in the windows of its rates."""
+
+    held: int
+    rows: int
+    messages: tuple[int, ...]
+    opened: int
+    in_hand: int  # of the messages, those that workers may still send
+    sent: int  # messages in all
+    ran_dry: bool  # messages waited for a rate since this was last asked
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
@@ -117,6 +138,11 @@ class Desk:
         self.limit = limit
         self.purse = _changed(self.purse, limit.rates, now)
         self.opening = _changed(self.opening, (limit.connection_rate,) if limit.connection_rate else (), now)
+        if (share := limit.share) is not None:
+            if self.purse is not None:
+                self.purse.confine(share.counts, share.part, now)
+            if self.opening is not None:
+                self.opening.confine((share.opening,), share.opening / self.opening.rates[0].count, now)
 
     def seat(self, worker: int, now: float) -> Seat:
         seat = self.seats.get(worker)

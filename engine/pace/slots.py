@@ -16,10 +16,10 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from engine.pace.desks import Allow, Decision, Desk, Grant, Key, Limit, Revoke
+from engine.pace.desks import Allow, Decision, Desk, Grant, Key, Limit, Revoke, Share, Use
 from engine.pace.sharing import share_connections, share_messages
 
-__all__ = ["Allow", "Decision", "Grant", "Key", "Ledger", "Limit", "Revoke"]
+__all__ = ["Allow", "Decision", "Grant", "Key", "Ledger", "Limit", "Revoke", "Share", "Use"]
 
 
 class Ledger:
@@ -161,6 +161,19 @@ class Ledger:
         """Slots that are out, revoked ones included."""
         desk = self._desks.get(key)
         return desk.held if desk else 0
+
+    def use(self, key: Key, now: float) -> Use:
+        """What the key uses now; asked by those who share its limits with other machines."""
+        desk = self._desk(key, now)
+        messages: tuple[int, ...] = ()
+        in_hand, sent, ran_dry = 0, 0, False
+        if desk.purse is not None:
+            messages, in_hand = desk.purse.used(now), desk.purse.outstanding
+            sent, ran_dry = desk.purse.sent, desk.purse.ran_dry
+            desk.purse.ran_dry = False
+        opened = desk.opening.used(now)[0] if desk.opening is not None else 0
+        rows = sum(seat.rows for seat in desk.seats.values())
+        return Use(desk.held, rows, messages, opened, in_hand, sent, ran_dry)
 
     def allowed(self, key: Key, now: float) -> int:
         """Connections that the key may hold now: limit, ceiling, and what its rate can use."""

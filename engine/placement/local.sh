@@ -1,6 +1,6 @@
 #!/bin/sh
 # Five machines on this one, to try it: five folders, five processes, one PostgreSQL, one test server for mail.
-#   ROWPOST_CONTROL=postgresql://you@localhost/postgres sh local.sh
+#   ROWPOST_CONTROL=postgresql://you@localhost/postgres sh local.sh          (PORT: of the test server, 2525)
 # It plans the sample campaign of `engine init` in ./five, kills machine 2 with its folder, starts it anew, and merges.
 set -eu
 : "${ROWPOST_CONTROL:?set it to a PostgreSQL that you may write to}"
@@ -18,10 +18,11 @@ pq.write_table(table, "campaign/list.parquet", row_group_size=500)
 END
 id="five-$$"
 sed -i.bak -e "s/^id = .*/id = \"$id\"/" campaign/campaign.toml
-engine sink --port 2525 --record sink.record >sink.out 2>&1 &
+port=${PORT:-2525}
+engine sink --port "$port" --record sink.record >sink.out 2>&1 &
 sink=$!
 trap 'kill $sink 2>/dev/null || true' EXIT
-sed -i.bak -e 's#^relay = .*#relay = "smtp://127.0.0.1:2525"#' campaign/campaign.toml
+sed -i.bak -e 's#^relay = .*#relay = "smtp://127.0.0.1:'"$port"'"#' campaign/campaign.toml
 sed -i.bak -e 's/^\[list\]/[list]\
 batch_rows = 500/' campaign/campaign.toml
 printf '\n[control]\nlease = "3s"\n' >>campaign/campaign.toml

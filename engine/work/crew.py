@@ -48,6 +48,11 @@ class Hand(msgspec.Struct, kw_only=True, eq=False):
     demand: dict[tuple[str, str], int] = {}
 
     @property
+    def in_hand(self) -> int:
+        """Rows that it has and that wait for a connection."""
+        return self.unread + self.ready + self.parked
+
+    @property
     def is_alive(self) -> bool:
         return self.process.is_alive()
 

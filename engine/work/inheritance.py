@@ -194,20 +194,24 @@ def go_on_here(
     adopt: bool,
     say: Callable[[str], None],
     clock: Clock,
-) -> None:
+) -> frozenset[str]:
     """A sender starts in this folder: what its predecessors here left open is told from their logs.
 
     We hold the partition's lock, so whoever sent this partition from this folder is dead. A folder that was begun on
     another machine is refused unless `adopt`; its logs are not believed, so what they hold open stays in doubt.
-    Raises ForeignHost, OrphanWorks.
+    Returns the incarnations whose processes are gone for certain. Raises ForeignHost, OrphanWorks.
     """
+    gone: set[str] = set()
     here = {path.name.partition("-")[0] for path in campaign.log_files()}
     for other in store.incarnations():
         if other.id not in here:
             continue
         if other.host_id != me.host_id and not adopt:
             raise ForeignHost(host=other.sender)
-        if other.host_id == me.host_id and other.partition == me.partition and other.state is Life.ALIVE:
+        if other.host_id != me.host_id or other.partition != me.partition:
+            continue
+        gone.add(other.id)
+        if other.state is Life.ALIVE:
             store.supersede(other.id, me.id)
             say(f"{other.sender} (pid {other.pid}) is gone; taking over its batches")
     alive = {i.id for i in store.incarnations() if i.state is Life.ALIVE}
@@ -232,3 +236,4 @@ def go_on_here(
             path.unlink(missing_ok=True)
     if told:
         say(f"told the store of {told} windows what the logs here know")
+    return frozenset(gone)

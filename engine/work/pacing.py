@@ -24,11 +24,14 @@ from engine.pace.alarms import Alarms
 from engine.pace.allowance import Rate
 from engine.pace.breaker import Breaker
 from engine.pace.budgets import Budgets, rate_of, relay_limit
-from engine.pace.slots import Decision, Grant, Ledger, Limit
+from engine.pace.signals import FINE
+from engine.pace.slots import Decision, Grant, Ledger, Limit, Use
 from engine.pace.throttle import Ceiling, Kind, Observation, Signal, Throttle, ThrottleEvent
 from engine.work.messages import Key, Pace, Seen, Tripped
 from engine.work.sent_before import History
+from engine.work.sharing import Sharing
 from engine.work.warming import Turned, Warming
+from engine.work.wide import WideWords
 
 SAVE_EVERY_S = 5.0
 SAVE_WARMUP_EVERY_S = 1.0
@@ -105,9 +108,13 @@ class Pacing:
         say: Callable[..., None],
         tell: Callable[[msgspec.Struct, int | None], None],
         warming: Warming | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
-        """`budgets` None: a relay, whose limits stand in [delivery]. `warming`: the plan's, where it has one."""
-        self._warming = warming
+        """`budgets` None: a relay, whose limits stand in [delivery]. `warming`: the plan's, where it has one.
+
+        `sharing`: where other machines send the campaign too, who says what is ours of a limit.
+        """
+        self._warming, self._sharing = warming, sharing
         self._warming_memory = memory.with_name(memory.name.replace("throttle", "warmup"))
         self._warming_changed = False
         self._wanted: dict[int, set[Key]] = {}
@@ -115,6 +122,7 @@ class Pacing:
         self._say, self._tell = say, tell
         self.ledger = Ledger(self._limit)
         self.throttle = Throttle(self._most)
+        self.wide = WideWords(self.throttle)
         self.breaker = Breaker()
         self.alarms = Alarms()
         self._keys: set[Key] = set()
@@ -167,6 +175,10 @@ class Pacing:
             )
             who = self._throttle_key(one)
             self.throttle.observe(who, observation)
+            if observation.signal in FINE and who.kind is Kind.SOURCE:
+                # It went well for the domain and the campaign too: what was eased there grows back by it.
+                for wide in [wide for wide in self.throttle.wide() if wide.provider == who.provider]:
+                    self.throttle.observe(wide, observation)
             self.alarms.answered(one.key[1], one.count)
             if is_counted or one.alarm:
                 self._heed(one, who)
@@ -192,6 +204,8 @@ class Pacing:
             if key not in self._recalled:
                 self._recalled.add(key)
                 self._recall(key, now)
+                if self._sharing is not None:
+                    self._sharing.wake()
             if (worker, key) not in self._told:
                 self._told.add((worker, key))
                 self._tell(self._pace(key, now), worker)
@@ -275,6 +289,8 @@ class Pacing:
         """Changes of the throttle take effect; returns what the ledger hands out."""
         for event in self.throttle.tick(now):
             self._changed(event, now)
+        if self._sharing is not None:
+            self._sharing.tick(now)
         if self._warming is not None:
             for turned in self._warming.tick(self._clock.wall_us()):
                 self._turned(turned, now)
@@ -381,6 +397,9 @@ class Pacing:
         if self._warming is not None and (told := self._warming.told(key)):
             return told
         rate = f", {most_per_s:.3g}/s" if budget.rates else ""
+        if self._sharing is not None and self._sharing.concerns(key):
+            ours = self._sharing.granted(key)
+            return f"budget: {ours} of {budget.connections} connections{rate}, shared with other machines"
         return f"budget: {budget.connections} connections{rate}"
 
     def save(self) -> None:
@@ -484,9 +503,48 @@ class Pacing:
             return relay_limit(delivery.connections, delivery.messages_per_second)
         return self._budgets.limit_of(key)
 
+    # -- limits that machines share (`sharing.Pace`) -------------------------------------------------------------------
+
+    def whole(self, key: Key) -> Limit:
+        """The budget, as the operator's word narrows it."""
+        budget, word = self._budget(key), self._word(key[1])
+        if word is None:
+            return budget
+        connections, rates = budget.connections, budget.rates
+        if word.share is not None:
+            share = word.share
+            connections = min(connections, max(1, round(budget.connections * share)))
+            rates = (*rates, *(rate_of(max(rate.per_second * share, 0.01)) for rate in budget.rates))
+        if word.connections is not None:
+            connections = min(connections, word.connections)
+        if word.per_second is not None:
+            rates = (*rates, rate_of(max(word.per_second, 0.01)))
+        return Limit(connections, rates, budget.connection_rate)
+
+    def own_connections(self, key: Key) -> int:
+        """What the throttle, and the warm-up, leave of the budget's connections."""
+        return self._eased_limit(key).connections
+
+    def use(self, key: Key, now: float) -> Use:
+        """What is used now."""
+        return self.ledger.use(key, now)
+
+    def share_changed(self, key: Key) -> None:
+        """Our part of a shared limit is another one."""
+        self.ledger.set_limit(key, self._limit(key), self._clock.monotonic())
+
+    # -- limits --------------------------------------------------------------------------------------------------------
+
     def _limit(self, key: Key) -> Limit:
+        """What this machine may use."""
+        own = self._eased_limit(key)
+        if self._sharing is None or not self._sharing.concerns(key):
+            return own
+        return self._sharing.confined(key, self.whole(key), own)
+
+    def _eased_limit(self, key: Key) -> Limit:
         """The budget under the throttle's ceiling."""
-        budget, ceiling = self._budget(key), self._ceiling(key)
+        budget, ceiling = self.whole(key), self._ceiling(key)
         rates = budget.rates
         most = min((rate.per_second for rate in rates), default=float("inf"))
         if ceiling.rate_per_s is not None and ceiling.rate_per_s < most:
@@ -495,15 +553,6 @@ class Pacing:
         if self._warming is not None and self._warming.caps(key) is not None:
             rates = (*rates, *self._warming.rates(key))
             connections = 0 if self._warming.is_used_up(key) else connections
-        if (word := self._word(key[1])) is not None:
-            if word.share is not None:
-                share = word.share
-                connections = min(connections, max(1, round(budget.connections * share)))
-                rates = (*rates, *(rate_of(max(rate.per_second * share, 0.01)) for rate in budget.rates))
-            if word.connections is not None:
-                connections = min(connections, word.connections)
-            if word.per_second is not None:
-                rates = (*rates, rate_of(max(word.per_second, 0.01)))
         return Limit(connections, rates, budget.connection_rate)
 
     def _word(self, provider: str) -> Word | None:

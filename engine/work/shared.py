@@ -33,19 +33,19 @@ from engine.control.store import (
     StoreChanged,
 )
 from engine.errors import EngineError
-from engine.pace.throttle import Signal
 from engine.work.inheritance import read_story, report_logs_here, tell_again
-from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report, Seen
+from engine.work.messages import Admit, Admitted, Assign, NotAdmitted, Report
 from engine.work.recovery import Waiting
+from engine.work.tail import is_worth_taking, peers_of
 from engine.work.takeover import BatchState
+from engine.work.wide import WIDE_SCOPES
 from engine.work.windows import WindowBook
 from formats.plan import Plan
 
 # At most one statement a machine in this time: five machines of eight workers stay under 200 a second.
 ADVANCE_EVERY_S = 0.05
+_TAIL_BATCHES = 200  # with more left nobody looks at who is faster
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
-
-WIDE_SCOPES = frozenset({"signing_domain", "campaign"})
 
 
 class Teller(Protocol):
@@ -86,13 +86,14 @@ class Shared:
         # would sweep the whole list and send it alone in the morning.
         self.has_sleepers = False
         self.away: str | None = None
-        self.heard: Callable[[list[Seen]], None] = lambda seen: None  # what other machines were told by providers
-        self._signals: list[Seen] = []
-        self._heard_us = 0
-        self._heard_until = -1
+        self.heard: Callable[[list[Override]], None] = lambda words: None  # what other machines learnt of pace
+        self._wide: dict[str, bytes] = {}
+        self._heard_us: dict[tuple[str, str], int] = {}
+        self._offset_us: int | None = None
         self.counters: Callable[[], dict[str, object]] = dict
         self.timed: Callable[[float], None] = lambda took_s: None  # told how long each step of the windows took
-        self._wanted = 0
+        self._wanted = self._in_hand = 0
+        self._worker_per_s = 0.0
         self._ready: deque[tuple[ClaimedBatch, BatchState]] = deque()
         self._rebuild: list[ClaimedBatch] = []  # ours, to be derived anew once the store knows all that we know
         self._finished: list[int] = []
@@ -117,11 +118,11 @@ class Shared:
         """Suppressions that all machines share, through a connection of its own."""
         return self._store.suppression_table()
 
-    def take(self) -> tuple[ClaimedBatch, BatchState] | None:
-        """A batch of ours to work on; None: none is here now, ask again."""
+    def take(self, in_hand: int = 0, worker_per_s: float = 0.0) -> tuple[ClaimedBatch, BatchState] | None:
+        """A batch of ours to work on, for a worker with `in_hand` rows; None: none is here now, ask again."""
         if self._ready:
             return self._ready.popleft()
-        self._wanted = 1
+        self._wanted, self._in_hand, self._worker_per_s = 1, in_hand, worker_per_s
         return None
 
     @property
@@ -154,9 +155,13 @@ class Shared:
         self._rebuild += [self._mine[batch] for batch in batches if batch in self._mine]
         self._wake.set()
 
-    def signal(self, seen: list[Seen]) -> None:
-        """Answers of providers: those about a signing domain or the campaign concern every machine."""
-        self._signals += [one for one in seen if one.scope in WIDE_SCOPES and one.signal != Signal.ACCEPTED][:20]
+    def tell_wide(self, words: dict[str, bytes]) -> None:
+        """What was learnt about a signing domain or the campaign, by scope: it concerns every machine."""
+        self._wide = {**self._wide, **words}
+
+    def store_us(self) -> int:
+        """The store's time, as far as is known."""
+        return self._clock.wall_us() + (self._offset_us or 0)
 
     def retire(self) -> None:
         """Claim nothing more."""
@@ -268,11 +273,13 @@ class Shared:
             if not self._store.renew(self._me.id, 0, self.counters()):
                 self.lost_lease = True
             self._renewed_at = now
-            self._exchange_signals()
+            if self._offset_us is None:
+                self._offset_us = self._store.now_us() - self._clock.wall_us()
             found = self._store.campaign()
             if found is not None:
                 self.campaign_state = found.state
             self.overrides = self._store.overrides()
+            self._exchange_words()
         if self.lost_lease:
             self._finished.clear()
             return
@@ -283,21 +290,20 @@ class Shared:
         if self._wanted and not self._ready and not self._retired and self.campaign_state == "ready":
             self._claim(now)
 
-    def _exchange_signals(self) -> None:
+    def _exchange_words(self) -> None:
         """What concerns more than a source's own pace is heard by every machine with its next renewal."""
-        signals, self._signals = self._signals, []
-        for seen in signals:
-            value = msgspec.json.encode(seen).decode()
-            scope, what = f"{seen.scope}:{seen.key[1]}", self._me.id
-            self._store.set_override(Override(scope, what, value, self._me.sender, 0, None))
+        while self._wide:
+            scope = next(iter(self._wide))
+            value = self._wide[scope].decode()
+            self._store.set_override(Override(scope, self._me.id, value, self._me.sender, 0, None))
+            self._wide = {other: word for other, word in self._wide.items() if (other, word.decode()) != (scope, value)}
         news = []
-        for word in self._store.overrides():
-            if word.what != self._me.id and word.at_us > self._heard_until:
-                news.append(msgspec.json.decode(word.value, type=Seen))
-                self._heard_us = max(self._heard_us, word.at_us)
-        if self._heard_until < 0:
-            news.clear()  # from before we started
-        self._heard_until = self._heard_us
+        for word in self.overrides:
+            if word.scope.partition(":")[0] not in WIDE_SCOPES or word.what == self._me.id:
+                continue  # the operator's, or our own
+            if word.at_us > self._heard_us.get((word.scope, word.what), 0):
+                self._heard_us[word.scope, word.what] = word.at_us
+                news.append(word)
         if news and self._loop is not None:
             self._loop.call_soon_threadsafe(self.heard, news)
 
@@ -327,6 +333,9 @@ class Shared:
             claimed = [batch for batch in self._store.mine(self._me.id) if batch.number not in self._mine]
             self._claim_unsure = False
         else:
+            if self._steal and not self._is_worth_it():
+                self._looked_at, self._found_nothing, self.exhausted = now, True, False
+                return
             claimed = self._claim_from(mine)
         if not claimed:
             self._looked_at = now
@@ -349,6 +358,15 @@ class Shared:
             for batch in claimed:
                 self._mine[batch.number] = batch
             self._derive(claimed)
+
+    def _is_worth_it(self) -> bool:
+        """At the end a slow machine leaves batches to faster ones."""
+        batch_rows = self._plan.batches[0].rows if self._plan.batches else 0
+        pending = sum(tally.rows for tally in self._store.batches() if tally.state == "pending")
+        if not 0 < pending < _TAIL_BATCHES * batch_rows:
+            return True
+        peers = peers_of(self._store.incarnations(), self._me.id, self._store.now_us())
+        return is_worth_taking(batch_rows, self._in_hand, self._worker_per_s, pending, peers)
 
     def _claim_from(self, partition: int) -> list[ClaimedBatch]:
         self._claim_unsure = True

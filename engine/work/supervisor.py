@@ -18,7 +18,7 @@ import msgspec
 from engine.campaign import Campaign
 from engine.clock import Clock
 from engine.config import Settings, encode_custom
-from engine.control.store import ClaimedBatch, Incarnation, Store, StoreAway
+from engine.control.store import ClaimedBatch, Incarnation, Override, Store, StoreAway
 from engine.errors import EngineError, Exit, worst
 from engine.pace import slots
 from engine.pace.budgets import BUDGETS_FILE, load_budgets
@@ -39,7 +39,6 @@ from engine.work.messages import (
     Released,
     Report,
     Revoke,
-    Seen,
     Started,
     Stopped,
     Told,
@@ -52,6 +51,7 @@ from engine.work.progress import KeyProgress, Progress
 from engine.work.remembering import Remembering
 from engine.work.sent_before import DAY_US, sent_before
 from engine.work.shared import Shared
+from engine.work.sharing import Sharing
 from engine.work.suppressing import Suppressing
 from engine.work.takeover import BatchState, batch_states, log_buffers
 from engine.work.timing import StopWatch, complaints_of, evidence, schedule_of
@@ -63,6 +63,8 @@ TICK_S = 0.05
 SILENCE_S = 60.0  # a worker sends five pulses a second; reading a huge row group may hold it up for some seconds
 COUNT_COMPLAINTS_S = 10.0
 READ_AHEAD_ROWS = 2_000  # a worker with fewer unread rows gets its next batch: at most two unread at a time
+# With a shared store and a relay: a worker's next batch is claimed when so much of the last one is left.
+AHEAD_S, LEAST_AHEAD_ROWS = 5.0, 50
 DISMISS_PATIENCE_S = 30.0  # after a failure of ours: for what is in flight
 REPORT_PATIENCE_S = 20.0  # at the end, for a store that is away: the logs here know, and report when a sender starts
 MOST_REPLACEMENTS = 20  # workers that die one after another die of something that a new one will not cure
@@ -104,8 +106,10 @@ class Supervisor:
         clock: Clock,
         rng: random.Random,
         shared: Shared | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._shared = shared  # with a store that machines share: who speaks with it
+        self._sharing = sharing  # where others send the campaign too: our part of its limits
         self._campaign, self._settings, self._store = campaign, settings, store
         self._incarnation, self._options, self._narrator, self._clock, self._rng = (
             incarnation,
@@ -123,7 +127,7 @@ class Supervisor:
         budgets = load_budgets(campaign.folder / BUDGETS_FILE) if settings.delivery.mode == "direct" else None
         memory = campaign.run / f"throttle-{options.partition}.json"
         warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
-        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming)
+        self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming, sharing)
         self._ledger = self._pacing.ledger
         self._beside = self._make_beside()
         self._schedule = schedule_of(settings)
@@ -152,6 +156,7 @@ class Supervisor:
         self._last_reason = ""
         self._told_opening = 0
         self._is_ended = False  # expired or cancelled: what is left stays unsent, and is open no more
+        self._worker_per_s = 0.0  # accepted messages a second and worker, at its best lately
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -164,6 +169,8 @@ class Supervisor:
             self._shared.counters = self._count
             self._shared.timed = self.progress.time_window
             self._shared.start()
+        if self._sharing is not None:
+            self._sharing.start(self._pacing)
         for worker in range(self._options.processes):
             await self._crew.start(self._worker_start(worker))
         try:
@@ -180,6 +187,8 @@ class Supervisor:
         if self._beside is not None:
             self._beside.drain()
             await self._beside.gone()
+        if self._sharing is not None:
+            await self._sharing.finish()
         self._pacing.save()
         self._suppress()
         self._suppressing.finish(REPORT_PATIENCE_S)
@@ -300,12 +309,16 @@ class Supervisor:
     def _wants(self, hand: Hand) -> bool:
         if self._limit_left == 0:
             return False
+        # Reading ahead buys nothing where all goes one way, and what we hold at the end others cannot take.
+        goes_one_way = self._shared is not None and self._settings.delivery.mode == "relay"
+        if goes_one_way and hand.in_hand > max(LEAST_AHEAD_ROWS, AHEAD_S * self._worker_per_s):
+            return False
         # A batch more while the last one is nearly read; batches whose rows only wait do not count.
         return hand.unread < READ_AHEAD_ROWS
 
     def _give_one(self, hand: Hand) -> bool:
         if self._shared is not None:
-            taken = self._shared.take()
+            taken = self._shared.take(hand.in_hand, self._worker_per_s)
             self._exhausted = self._shared.exhausted
             if taken is None:
                 return False
@@ -384,11 +397,10 @@ class Supervisor:
             case _:
                 pass
 
-    def _hear_others(self, seen: list[Seen]) -> None:
-        """What other machines were told about our signing domain or the campaign, as if it were told now."""
-        now = self._clock.monotonic()
-        heard = [msgspec.structs.replace(one, at=now, started_at=now) for one in seen]
-        self._pacing.hear(heard, self._established())
+    def _hear_others(self, words: list[Override]) -> None:
+        """What other machines learnt about our signing domain or the campaign."""
+        assert self._shared is not None
+        self._pacing.wide.hear(words, self._clock.monotonic(), self._shared.store_us())
 
     def _deliver(self, log_id: str, message: Admitted | NotAdmitted) -> None:
         for hand in self._crew.hands.values():
@@ -411,8 +423,6 @@ class Supervisor:
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
         self._pacing.hear(pulse.seen, self._established())
-        if self._shared is not None:
-            self._shared.signal(pulse.seen)
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
@@ -464,6 +474,8 @@ class Supervisor:
         self._watch(now)
         if now - self._renewed_at >= 1.0:
             self._renewed_at = now
+            per_s = self.progress.rate(now) / max(1, len(self._crew.hands))
+            self._worker_per_s = max(per_s, 0.97 * self._worker_per_s)
             self._renew(now)
             self._suppress()
             self._suppressing.exchange()
@@ -553,6 +565,7 @@ class Supervisor:
         if shared.changed is not None and self._draining is None:
             self._codes.add(Exit.TRY_AGAIN)
             self.drain(f"{shared.changed} {shared.changed.next_step}")
+        shared.tell_wide(self._pacing.wide.news(now, shared.store_us()))
         self._pacing.obey(words_of(shared.overrides))
         self._obey(shared.campaign_state)
 
@@ -620,6 +633,8 @@ class Supervisor:
         self._tell_hours()
         if self._shared is not None and self._shared.away is not None:
             progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
+        elif self._sharing is not None and self._sharing.waits:
+            progress.reason = "others hold all that is allowed (one that fell silent may for ten minutes more)"
         self._show_limits()
         self._last_reason = progress.reason or self._last_reason
 
@@ -677,8 +692,9 @@ class Supervisor:
         if not any(hand.unread or hand.in_flight for hand in hands) and (used_up := self._pacing.used_up()):
             self._codes.add(Exit.TRY_AGAIN)
             return used_up
-        if self._pacing.waits_for_warmup():
-            self._connected_at = now  # a cap of ten a day lets one go in an hour: that is no dead network
+        if self._pacing.waits_for_warmup() or (self._sharing is not None and self._sharing.waits):
+            # A cap of ten a day lets one go in an hour, other machines hold what is allowed: no dead network.
+            self._connected_at = now
         patience_s = self._settings.delivery.give_up_after.seconds
         if now - self._connected_at > patience_s:
             self._codes.add(Exit.TRY_AGAIN)

@@ -187,12 +187,12 @@ def take_over(
     adopt: bool,
     say: Callable[[str], None],
     clock: Clock,
-) -> None:
+) -> frozenset[str]:
     """Mark the dead of this partition dead and wait for their logs. We hold the partition's lock: nobody else does.
 
     Rows that another machine, or with `durability = "process"` another boot of this one, had begun and not finished
     are held in doubt by a log of our own (intents without results), so that every later reader sees the same.
-    Raises ForeignHost, OrphanWorks.
+    Returns the incarnations whose processes are gone for certain. Raises ForeignHost, OrphanWorks.
     """
     others = [i for i in store.incarnations() if i.partition == me.partition and i.id != me.id]
     foreign = [i for i in others if i.host_id != me.host_id and i.state is not Life.ENDED]
@@ -216,6 +216,7 @@ def take_over(
     if begun:
         held = _hold_in_doubt(campaign, settings, plan, store, me, begun, clock)
         say(f"{held} rows of {len(begun)} batches begun elsewhere are held in doubt")
+    return frozenset(i.id for i in others if i.host_id == me.host_id)
 
 
 def _hold_in_doubt(

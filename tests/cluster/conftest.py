@@ -31,8 +31,15 @@ class Machines(Operator):
         self.url = f"{server.url}?campaign=cluster-{os.getpid()}-{next(_numbers)}"
 
     def plan_for(self, addresses: list[str | None], partitions: int, *, lease: str = "3s", **delivery: object) -> None:
-        """A planned campaign whose store is the server's."""
-        self.begin(addresses, plan=False, **delivery)
+        """A planned campaign whose store is the server's.
+
+        Connections of a lost machine are given again after the longest answer to a final dot: five seconds here.
+        """
+        self.begin(addresses, plan=False, **{"dot_timeout": "5s", **delivery})
+        self.plan_with_store(partitions, lease=lease)
+
+    def plan_with_store(self, partitions: int, *, lease: str = "3s") -> None:
+        """Plan what was begun, into the server."""
         self.set("id", self.url.rpartition("=")[2])
         file = self.campaign / "campaign.toml"
         text = file.read_text("utf-8")

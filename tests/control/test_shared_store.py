@@ -10,7 +10,8 @@ import psycopg
 import pytest
 
 from engine.control.entries import DUE, FINAL, HELD, WAITING, log_of, view, window_id
-from engine.control.postgres import ControlUrl, PostgresStore
+from engine.control.postgres import PostgresStore
+from engine.control.postgres_link import ControlUrl
 from engine.control.store import (
     Advance,
     Decision,
@@ -21,6 +22,7 @@ from engine.control.store import (
     StoreAway,
     StoreChanged,
     StoreRefuses,
+    StoreSchema,
     Told,
 )
 from engine.work.messages import Admit, Admitted, Reported
@@ -163,26 +165,23 @@ def test_expired_leases_end_by_the_servers_clock(store: PostgresStore) -> None:
     assert {i.id: i.state for i in store.incarnations()} == {A: Life.SUPERSEDED, B: Life.ALIVE}
 
 
-def test_a_rate_is_prepaid_and_shared(store: PostgresStore) -> None:
-    assert store.take_messages("relay", 60, per_s=100) == 60
-    assert store.take_messages("relay", 60, per_s=100) in (40, 41, 42)
-    assert store.take_messages("relay", 60, per_s=100) <= 2
+def test_a_store_of_the_first_schema_becomes_one_of_today(store: PostgresStore, control_url: str) -> None:
+    with psycopg.connect(store._url.dsn, autocommit=True) as db:
+        db.execute(f'SET search_path TO "{store._url.schema}"')
+        db.execute("DROP TABLE share; CREATE TABLE bucket (key text); CREATE TABLE connections (key text)")
+        db.execute("UPDATE meta SET value = '1' WHERE key = 'schema'")
+    older = PostgresStore(control_url)
+    assert older.swap_shares({"relay": (0, b"{}")}) == {"relay"}
+    assert [batch.number for batch in older.mine(A)] == [0], "what was there is there"
+    older.close()
+    PostgresStore(control_url).close()  # a second time there is nothing to do
 
 
-def test_connections_are_shared_by_demand_and_never_more_than_the_limit(store: PostgresStore) -> None:
-    first = store.share_connections(A, "relay", 10, 10, 10_000_000)
-    assert (first, store.share_connections(B, "relay", 10, 10, 10_000_000)) == (10, 0)
-    given = [(store.share_connections(A, "relay", 10, 10, 10**7), store.share_connections(B, "relay", 10, 10, 10**7))]
-    given += [(store.share_connections(A, "relay", 10, 10, 10**7), store.share_connections(B, "relay", 10, 10, 10**7))]
-    assert given[-1] == (5, 5)
-    assert all(a + b <= 10 for a, b in given)
-
-
-def test_a_machine_that_falls_silent_keeps_its_connections_for_ten_minutes_more(store: PostgresStore) -> None:
-    store.share_connections(A, "relay", 8, 10, valid_us=1)
-    assert store.share_connections(B, "relay", 10, 10, 10**7) == 2
-    store.leave(A, 1, {})
-    assert store.share_connections(B, "relay", 10, 10, 10**7) == 10
+def test_a_newer_schema_is_refused_by_name(store: PostgresStore, control_url: str) -> None:
+    with psycopg.connect(store._url.dsn, autocommit=True) as db:
+        db.execute(f"UPDATE \"{store._url.schema}\".meta SET value = '99' WHERE key = 'schema'")
+    with pytest.raises(StoreSchema, match="99"):
+        PostgresStore(control_url)
 
 
 def test_words_for_every_machine(store: PostgresStore) -> None:
@@ -200,6 +199,8 @@ def test_a_server_that_is_another_one_opens_and_claims_nothing(store: PostgresSt
         promoted.advance(A, Advance(openings=[opening(1, 0)]))
     with pytest.raises(StoreChanged):
         promoted.claim(A, 0, 1)
+    with pytest.raises(StoreChanged):
+        promoted.renew(A, 0, {})
     settled = Settled(window_id(f"{A}-001", 9), 0, rows(1), bytes([Verdict.ACCEPTED]), b"")
     promoted.advance(A, Advance(settled=[settled]))
     promoted.confirm_server()

@@ -159,3 +159,14 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     store.close()
     with pytest.raises(StoreSchema, match="99"):
         SqliteStore(tmp_path / "control.sqlite")
+
+
+def test_an_entry_of_a_shared_limit_goes_in_over_the_version_that_was_read(store: Store) -> None:
+    now_us, found = store.read_shares(["a", "b"])
+    assert found == {}
+    assert store.swap_shares({"a": (0, b"one"), "b": (0, b"two")}) == {"a", "b"}
+    assert store.swap_shares({"a": (0, b"late")}) == frozenset()
+    assert store.swap_shares({"a": (1, b"next"), "b": (0, b"late")}) == {"a"}
+    later_us, found = store.read_shares(["a", "b", "c"])
+    assert found == {"a": (2, b"next"), "b": (1, b"two")}
+    assert later_us >= now_us > 1_600_000_000_000_000

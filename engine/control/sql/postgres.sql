@@ -69,18 +69,11 @@ CREATE TABLE decision (
     PRIMARY KEY (log_id, serial)
 );
 CREATE INDEX decision_row ON decision (row);
-CREATE TABLE bucket (                               -- rates that all machines share: prepaid messages
+CREATE TABLE share (                                -- limits that machines share: pace.commons.Table, as JSON
     key text PRIMARY KEY,
-    used_us bigint NOT NULL                         -- everything that may be sent until then is given out
-);
-CREATE TABLE connections (                          -- connections that all machines share
-    key text NOT NULL,
-    incarnation text NOT NULL,
-    wanted integer NOT NULL,
-    granted integer NOT NULL,
-    until_us bigint NOT NULL,
-    PRIMARY KEY (key, incarnation)
-);
+    version bigint NOT NULL,
+    body bytea NOT NULL
+) WITH (fillfactor = 50);
 CREATE TABLE override (                             -- an operator's or a throttle's word that every machine obeys
     scope text NOT NULL,                            -- campaign, domain:..., provider:...
     what text NOT NULL,
@@ -306,23 +299,25 @@ SELECT number, first_row, rows, started, late FROM batch WHERE number = ANY (%s)
 -- name: now
 SELECT wall_us();
 
--- name: bucket
-SELECT used_us, wall_us() FROM bucket WHERE key = %s;
+-- name: schema_2
+DROP TABLE bucket, connections;
+CREATE TABLE share (
+    key text PRIMARY KEY,
+    version bigint NOT NULL,
+    body bytea NOT NULL
+) WITH (fillfactor = 50);
 
--- name: set_bucket
-INSERT INTO bucket (key, used_us) VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET used_us = excluded.used_us;
+-- name: read_shares
+SELECT NULL, 0::bigint, NULL, wall_us() UNION ALL SELECT key, version, body, 0 FROM share WHERE key = ANY (%s);
+
+-- name: swap_shares
+INSERT INTO share (key, version, body) SELECT * FROM unnest(%s::text[], %s::bigint[], %s::bytea[]) AS s (key, version, body)
+ON CONFLICT (key) DO UPDATE SET version = excluded.version, body = excluded.body
+WHERE share.version = excluded.version - 1
+RETURNING key;
 
 -- name: lock_key
 SELECT pg_advisory_xact_lock(hashtextextended(current_schema() || %s, 7));
-
--- name: connection_grants
-SELECT c.incarnation, c.wanted, c.granted, c.until_us, coalesce(i.state, 'ended') FROM connections c
-LEFT JOIN incarnation i ON i.id = c.incarnation WHERE c.key = %s;
-
--- name: grant_connections
-INSERT INTO connections (key, incarnation, wanted, granted, until_us) VALUES (%s, %s, %s, %s, %s)
-ON CONFLICT (key, incarnation) DO UPDATE
-SET wanted = excluded.wanted, granted = excluded.granted, until_us = excluded.until_us;
 
 -- name: override
 INSERT INTO override (scope, what, value, who, at_us, until_us) VALUES (%s, %s, %s, %s, wall_us(), %s)

@@ -52,6 +52,11 @@ CREATE TABLE IF NOT EXISTS override (             -- an operator's word that the
     until_us INTEGER,
     PRIMARY KEY (scope, what)
 ) STRICT;
+CREATE TABLE IF NOT EXISTS share (                -- limits that senders share: pace.commons.Table, as JSON
+    key TEXT PRIMARY KEY,
+    version INTEGER NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
 
 -- name: add_campaign
 INSERT INTO campaign (id, plan_fingerprint, rows, partitions, loaded_at_us) VALUES (?, ?, ?, ?, ?);
@@ -127,3 +132,11 @@ SET value = excluded.value, who = excluded.who, at_us = excluded.at_us, until_us
 -- name: overrides
 SELECT scope, what, value, who, at_us, until_us FROM override
 WHERE until_us IS NULL OR until_us > CAST(strftime('%s', 'now') AS INTEGER) * 1000000 ORDER BY scope, what;
+
+-- name: read_shares
+SELECT key, version, body FROM share WHERE key IN (:keys);
+
+-- name: swap_share
+INSERT INTO share (key, version, body) VALUES (?, ?, ?)
+ON CONFLICT (key) DO UPDATE SET version = excluded.version, body = excluded.body
+WHERE share.version = excluded.version - 1;
