@@ -24,7 +24,7 @@ from engine.bounce.sources import HEAD, TAIL, SourceUnreadable
 from engine.config import ImapTable, SettingsError
 from engine.lists.suppressions import Suppressions
 
-pytestmark = pytest.mark.dovecot
+pytestmark = [pytest.mark.dovecot, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -111,6 +111,7 @@ def greylisting(name: str, seconds: float) -> Model:
     )
 
 
+@pytest.mark.slow
 def test_a_campaign_straight_to_its_providers_from_two_sources(direct: Callable[..., Direct]) -> None:
     d = direct()
     d.begin([*mixed(40), "a@nosuchdomain.test", "b@nullmx.test"])
@@ -156,6 +157,7 @@ def test_each_source_signs_with_its_own_selector(direct: Callable[..., Direct], 
     assert "no [[dkim]] has that selector" in d.operator.run("send", "--yes", code=20).stderr
 
 
+@pytest.mark.slow
 def test_a_source_that_cannot_be_bound_is_refused_before_a_row_is_touched(direct: Callable[..., Direct]) -> None:
     d = direct()
     d.begin(mixed(2), SOURCES.replace("127.0.0.3", "192.0.2.7"))
@@ -166,6 +168,7 @@ def test_a_source_that_cannot_be_bound_is_refused_before_a_row_is_touched(direct
     assert d.operator.outcomes() == {"accepted": 6}
 
 
+@pytest.mark.slow
 def test_domains_whose_dns_fails_wait_together_and_expire(direct: Callable[..., Direct]) -> None:
     d = direct(broken={"broken.test": "servfail"})
     d.begin([*mixed(5), *(f"x{n}@broken.test" for n in range(30))], max_age="2s")
@@ -183,6 +186,7 @@ def test_a_host_that_cannot_be_reached_holds_up_nobody_and_expires(direct: Calla
     assert d.operator.outcomes(code=None) == {"accepted": 150, "deferred": 300}
 
 
+@pytest.mark.slow
 def test_max_wait_leaves_what_waits_for_dns_or_a_dead_host(direct: Callable[..., Direct]) -> None:
     d = direct(broken={"broken.test": "servfail"})
     d.begin([*(f"x{n}@gone.test" for n in range(20)), *(f"y{n}@broken.test" for n in range(20)), *mixed(50)])

@@ -114,6 +114,7 @@ def test_enforce_means_verified_tls_or_deferred_with_the_reason(secured: Secured
     assert all(f'["{name}.test"' in kept for name in ("good", "bad", "moved", "trial"))
 
 
+@pytest.mark.slow
 def test_switched_off_nobody_asks(secured: Secured) -> None:
     secured.begin(2, mta_sts=False)
     secured.operator.run("send", "--processes", "1", "--yes")

@@ -70,6 +70,7 @@ def test_a_waiting_sender_goes_on_when_the_hours_open(operator: Operator) -> Non
     assert operator.outcomes() == {"accepted": 300}
 
 
+@pytest.mark.slow
 def test_rows_without_a_zone_follow_the_campaigns_and_are_told(operator: Operator) -> None:
     planned = begin(operator, [HERE, None, "", "Atlantis/Capital", "utc", FAR])
     assert "2 rows of the sample have no zone; they follow UTC" in planned.stderr

@@ -70,6 +70,7 @@ def test_every_kind_of_answer_ends_in_its_outcome(operator: Operator) -> None:
     assert operator.received().twice == ()
 
 
+@pytest.mark.slow
 def test_null_never_becomes_the_word_none(operator: Operator) -> None:
     operator.begin(people(3))
     table = pa.table({"email": people(3), "first_name": pa.array([None, "Ann", None], pa.string())})
@@ -345,6 +346,7 @@ def test_live_settings_are_read_while_it_runs(operator: Operator) -> None:
     assert [(e["key"], e["old"], e["new"]) for e in changed] == [("delivery.messages_per_second", "50.0", "2000.0")]
 
 
+@pytest.mark.slow
 def test_a_log_cut_at_its_end_is_resumed_and_a_flipped_bit_is_told(operator: Operator) -> None:
     operator.begin(people(300))
     operator.run("send", "--limit", "100", "--processes", "1", code=3)

@@ -24,6 +24,7 @@ def ended(process: subprocess.Popen[str], *codes: int) -> str:
     return out + err
 
 
+@pytest.mark.slow
 def test_a_wrong_password_is_never_printed(machines: Machines, cluster_server: PostgresServer) -> None:
     machines.plan_for(people(1), 1)
     url = machines.url.replace("rowpost@", "nobody-here:s3cret@")

@@ -18,6 +18,7 @@ def people(count: int) -> list[str | None]:
     return [f"person{n}@example.com" for n in range(count)]
 
 
+@pytest.mark.slow
 def test_two_machines_send_their_partitions(machines: Machines) -> None:
     machines.plan_for([*people(600), "550@example.com", "451-once@example.com", None], 2)
     running = [machines.send_on(number) for number in range(2)]

@@ -65,6 +65,7 @@ def waits(office: PostOffice) -> list[float]:
     return sorted((taken[row.address] - row.created_at_us) / 1e6 for row in office.box.rows("accepted", 0, 10_000))
 
 
+@pytest.mark.slow
 def test_sign_ups_overtake_a_newsletter_that_saturates_its_rate(office: PostOffice, tmp_path: Path) -> None:
     campaign = newsletter(office, tmp_path, 2000, connections=2, per_second=40)
     sender = office.send(campaign)

@@ -246,6 +246,7 @@ def test_pause_holds_new_attempts_until_resume(office: PostOffice) -> None:
     office.until(accepted=1)
 
 
+@pytest.mark.slow
 def test_stopping_in_order_leaves_nothing_behind(office: PostOffice) -> None:
     office.set("connections", "1")
     server = office.serve()

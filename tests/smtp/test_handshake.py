@@ -89,6 +89,7 @@ def test_refused_and_garbled_handshakes(
     run(story())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", range(3))
 def test_closing_and_silence_at_each_point(run: Run, after: int) -> None:
     """The server hangs up, or falls silent, after so many of its lines. Silence ends with the patience."""

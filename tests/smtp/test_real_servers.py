@@ -158,6 +158,7 @@ def test_postfix_delivers_the_same_bytes_in_each_manner(postfix: Postfix, source
         assert body == letter(ticket, "").content.partition(b"\r\n\r\n")[2].replace(b"\r\n", b"\n")
 
 
+@pytest.mark.slow
 @pytest.mark.postfix
 @pytest.mark.dovecot
 def test_postfix_greylists_once(postfix: Postfix) -> None:
@@ -172,6 +173,7 @@ def test_postfix_greylists_once(postfix: Postfix) -> None:
     assert isinstance(sender.events[0], Accepted)
 
 
+@pytest.mark.slow
 @pytest.mark.postfix
 @pytest.mark.dovecot
 def test_postfix_with_tls_and_login(postfix: Postfix) -> None:

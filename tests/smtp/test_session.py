@@ -126,6 +126,7 @@ def good_server(offer: list[str], taken: list[bytes] | None = None, end_after: i
     return converse
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_read_blocks_only_itself(run: Run) -> None:
     """20 MB to a peer with a tiny window: our memory holds it once, the loop goes on, and the patience ends it."""
     big = Outgoing(1, "v@s.test", "r@a.test", b"x" * 20_000_000 + b"\r\n")

@@ -153,6 +153,7 @@ STORIES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]], dict[str, s
 }
 
 
+@pytest.mark.slow
 def test_each_rule_fires_when_it_should_and_only_then(promtool: str, tmp_path: Path) -> None:
     loaded = {line.split()[-1] for line in RULES.read_text("utf-8").splitlines() if "- alert:" in line}
     assert loaded == set(STORIES)

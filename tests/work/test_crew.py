@@ -32,6 +32,7 @@ def obedient_worker(end: socket.socket, raw_start: bytes) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", [deaf_worker, obedient_worker])
 def test_a_dismissed_crew_is_dead_and_reported_once(worker: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crew, "run_worker", worker)

@@ -106,6 +106,7 @@ def test_an_idle_neighbour_s_connection_does_not_keep_the_slot_from_who_has_rows
     asyncio.run(at_a_sink(story))
 
 
+@pytest.mark.slow
 def test_a_busy_neighbour_gives_the_only_slot_up_after_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "_TURN_S", 0.5)
 
