@@ -35,7 +35,7 @@ start() {
 }
 for n in 0 1 2 3 4; do start $n; done
 sleep 6
-kill -9 -- "-$pid2" 2>/dev/null || true
+eval "kill -9 -- -\$pid2" 2>/dev/null || true
 rm -rf machine-2
 start 2
 for n in 0 1 2 3 4; do eval "wait \$pid$n" || true; done

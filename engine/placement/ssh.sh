@@ -6,6 +6,7 @@ set -u
 : "${HOSTS:?name the hosts, in the order of their partitions}" "${ROWPOST_CONTROL:?}"
 partition=0
 for host in $HOSTS; do
+    # shellcheck disable=SC2029 # what is not escaped is known on this side
     ssh "$host" "while :; do
             ROWPOST_CONTROL='$ROWPOST_CONTROL' engine send --partition $partition --yes \
                 --campaign rowpost/partition-$partition --name $host >>rowpost-$partition.log 2>&1

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from engine.commands.cluster import PLACEMENTS, placement
 from engine.errors import Exit
 from tests.campaign.conftest import ROOT
+from tests.conftest import require
 from tests.control.postgres_server import PostgresServer
 
 FOLDER = Path(str(files("engine").joinpath("placement")))
@@ -26,8 +27,8 @@ SCRIPTS = ("ssh.sh", "slurm.sh", "local.sh")
 
 def tool(name: str) -> str:
     found = shutil.which(name)
-    if found is None:
-        pytest.skip(f"{name} is not installed here")
+    require(name, None if found else f"{name} is not installed here")
+    assert found is not None
     return found
 
 
