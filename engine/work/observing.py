@@ -13,7 +13,8 @@ from engine.work.messages import Key, Seen
 from formats.reply import Reply
 from formats.sendlog import Verdict
 
-MOST_SEEN = 500  # refusals told one by one in a pulse; a flood beyond is added to the last one of its kind
+# Refusals, and what was accepted between them, told one by one in a pulse. Of a flood the rest is not told.
+MOST_SEEN = 1000
 
 _BY_CLASS = {
     Class_.GREYLISTED: Signal.GREYLISTED,
@@ -50,7 +51,7 @@ class Observer:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._accepted: dict[Key, tuple[int, float]] = {}
-        self._refused: list[Seen] = []
+        self._seen: list[Seen] = []  # in the order in which it was seen; then what is in `_accepted`
 
     def accepted(self, key: Key, messages: int, reply_s: float) -> None:
         """So many were taken, `reply_s` seconds after they had started, summed up."""
@@ -92,24 +93,30 @@ class Observer:
         self._add(seen)
 
     def _add(self, seen: Seen) -> None:
-        if len(self._refused) < MOST_SEEN:
-            self._refused.append(seen)
+        """A refusal: in its order among the accepted, or some in a hundred would look like twenty in a row."""
+        if len(self._seen) >= MOST_SEEN:
+            return
+        accepted = self._accepted.pop(seen.key, None)
+        if accepted is not None:
+            self._seen.append(_taken(seen.key, *accepted, seen.at))
+        self._seen.append(seen)
 
     def take(self) -> list[Seen]:
-        """All since the last call."""
+        """All since the last call, in its order."""
         now = self._clock.monotonic()
-        seen = [
-            Seen(
-                key=key,
-                scope="source",
-                signal=Signal.ACCEPTED.value,
-                count=count,
-                at=now,
-                started_at=now - reply_s / count,
-                reply_s=reply_s / count,
-            )
-            for key, (count, reply_s) in self._accepted.items()
-        ]
-        seen += self._refused
-        self._accepted, self._refused = {}, []
+        seen = self._seen + [_taken(key, count, reply_s, now) for key, (count, reply_s) in self._accepted.items()]
+        self._accepted, self._seen = {}, []
         return seen
+
+
+def _taken(key: Key, count: int, reply_s: float, now: float) -> Seen:
+    mean = reply_s / count
+    return Seen(
+        key=key,
+        scope="source",
+        signal=Signal.ACCEPTED.value,
+        count=count,
+        at=now,
+        started_at=now - mean,
+        reply_s=mean,
+    )

@@ -77,6 +77,10 @@ class Settlement:
                 accepted += 1
                 started += flight.started_at
                 continue
+            if accepted:
+                self._observer.accepted(lane.key, accepted, accepted * bench.clock.monotonic() - started)
+                tally.accepted += accepted
+                accepted, started = 0, 0.0
             match event:
                 case Refused():
                     self._refused(event, flight, lane)

@@ -296,7 +296,7 @@ def test_what_the_throttle_learnt_survives_a_restart(direct: Callable[..., Direc
     d.begin([f"r{n}@bigmail.test" for n in range(300)], "[default]\nconnections = 10\n")
     process = d.operator.start("send", "--processes", "1", "--yes")
     memory = d.operator.campaign / "run" / "throttle-0.json"
-    until(memory.exists)
+    until(lambda: memory.exists() and b"too many connections" in memory.read_bytes())
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     refused = d.net.reports()["bigmail"].answers["too_many_connections"]

@@ -52,7 +52,8 @@ def test_every_kind_of_answer_ends_in_its_outcome(operator: Operator) -> None:
             "no-at-sign",
             "two@example.com,three@example.com",
             "evil@example.com>\r\nRCPT TO:<victim@example.com",
-        ]
+        ],
+        pipeline_depth=1,  # or rows behind `drop-once` in a window would be in doubt with it
     )
     operator.run("send")
     # `drop-once` is lost before the dot where RCPT and content are not in one write; with BDAT they are: in doubt.
