@@ -12,9 +12,9 @@ PEER_MARKERS = frozenset({"postfix", "postgres", "dovecot", "browser", "promethe
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Long tests are left out unless `-m` says otherwise."""
+    """Slow and long tests are left out unless `-m` says otherwise."""
     if not config.option.markexpr:
-        config.option.markexpr = "not slow"
+        config.option.markexpr = "not slow and not long"
 
 
 def require(name: str, missing: str | None) -> None:

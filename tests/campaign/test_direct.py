@@ -128,7 +128,7 @@ def test_a_campaign_straight_to_its_providers_from_two_sources(direct: Callable[
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_source_signs_with_its_own_selector(direct: Callable[..., Direct], tmp_path: Path) -> None:
     d = direct(sink=SinkSettings(folder=tmp_path / "mails"))
     sources = SOURCES.replace("[source.second]", '[source.second]\nweight = 3\ndkim_selector = "s2"')
@@ -230,7 +230,7 @@ def test_eight_processes_keep_one_budget_by_the_receiver_s_count(direct: Callabl
     assert (source.accepted, source.most_connections) == (600, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ten_a_minute_are_ten_in_any_minute(direct: Callable[..., Direct]) -> None:
     d = direct()
     d.begin([f"r{n}@bigmail.test" for n in range(13)], "[default]\nmessages_per_minute = 10\n")
@@ -241,7 +241,7 @@ def test_ten_a_minute_are_ten_in_any_minute(direct: Callable[..., Direct]) -> No
     assert share_used(times, 10 / 60) >= 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_and_resumed_at_once_no_minute_holds_more_than_its_limit(direct: Callable[..., Direct]) -> None:
     d = direct()
     d.begin([f"r{n}@bigmail.test" for n in range(3)], "[default]\nmessages_per_minute = 2\n")

@@ -95,7 +95,7 @@ def secured(tmp_path: Path) -> Iterator[Secured]:
         yield Secured(Operator(tmp_path, None), net, tmp_path / "records", delivery)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_enforce_means_verified_tls_or_deferred_with_the_reason(secured: Secured) -> None:
     secured.begin(5, max_age="3s")
     said = secured.operator.run("send", "--processes", "2", "--yes", code=None).stderr

@@ -32,7 +32,7 @@ def begin(operator: Operator, zones: list[str | None]) -> subprocess.CompletedPr
     return operator.run("plan", "list.parquet")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rows_wait_for_their_own_hours_without_an_attempt(operator: Operator) -> None:
     planned = begin(operator, [FAR if n % 2 else HERE for n in range(400)])
     assert "2 zones in the sample" in planned.stdout
@@ -55,7 +55,7 @@ def test_rows_wait_for_their_own_hours_without_an_attempt(operator: Operator) ->
     assert operator.received().twice == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_waiting_sender_goes_on_when_the_hours_open(operator: Operator) -> None:
     begin(operator, [FAR if n < 150 else HERE for n in range(300)])
     sender = operator.start("send", "--processes", "2")

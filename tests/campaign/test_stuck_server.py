@@ -44,7 +44,7 @@ def just_in_time() -> Iterator[int]:
         server.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_found_by_clock_cut_and_told_and_its_rows_wait(tmp_path: Path, just_in_time: int) -> None:
     operator = Operator(tmp_path, None)
     operator.begin(

@@ -107,7 +107,7 @@ def source(name: str, bind: str, day: int | None, weight: int = 1) -> str:
     return f'[source.{name}]\nbind = "{bind}"\nweight = {weight}\n{young}'
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_days_and_hours_are_kept_from_run_to_run_and_the_plan_said_so(warm_up: Callable[..., WarmUp]) -> None:
     w = warm_up()
     rows = [f"r{n}@{'bigmail' if n % 8 < 5 else 'midmail'}.test" for n in range(160)]
@@ -150,7 +150,7 @@ def test_days_and_hours_are_kept_from_run_to_run_and_the_plan_said_so(warm_up: C
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_day_that_was_not_well_received_is_repeated_and_a_warm_source_waits_for_nobody(
     warm_up: Callable[..., WarmUp],
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_day_that_was_not_well_received_is_repeated_and_a_warm_source_waits_fo
     assert w.net.reports()["bigmail"].sources[OLD].accepted == old
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_reputation_block_goes_a_day_back_and_a_drained_run_forgets_nothing(warm_up: Callable[..., WarmUp]) -> None:
     w = warm_up(msgspec.structs.replace(willing("bigmail"), outages=(Outage("block", 14.0, 1e9),), block_reply=BLOCKED))
     rows = [f"r{n}@{name}.test" for n in range(100) for name in ADDRESSES]

@@ -52,7 +52,7 @@ def test_a_plan_of_another_list_is_refused(machines: Machines) -> None:
     assert machines.sink.counts().messages == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_full_disk_of_the_store_stops_attempts_until_there_is_room(machines: Machines) -> None:
     machines.plan_for(people(600), 1, messages_per_second=100)
     sender = machines.send_on(0)
@@ -77,7 +77,7 @@ def test_a_full_disk_of_the_store_stops_attempts_until_there_is_room(machines: M
     assert machines.received().twice == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_machines_with_the_same_partition_and_name(machines: Machines) -> None:
     machines.plan_for(people(1500), 1, messages_per_second=150)
     same = ("--partition", "0", "--control", machines.url, "--name", "twin", "--processes", "2")
@@ -88,23 +88,23 @@ def test_two_machines_with_the_same_partition_and_name(machines: Machines) -> No
     assert machines.received().twice == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_campaign_cancelled_while_windows_are_open(machines: Machines) -> None:
     slow = [f"slow-3s+{n}@example.com" for n in range(4)]
     machines.plan_for([*slow, *people(2000)], 1, messages_per_second=100)
     sender = machines.send_on(0)
     machines.until_received(40)
     machines.run("cancel", "--yes", "--control", machines.url)
-    ended(sender, 3, 75)
+    ended(sender, 0)  # its rows are cancelled, none is open
     outcomes = machines.merged(1, code=None)
     # What was in windows was finished and reported, though the lease was gone; nothing else went out.
     assert set(outcomes) == {"accepted", "unsent"}
     assert machines.received().recipients == outcomes["accepted"] < 1500
-    ended(machines.send_on(0), 3, 75)
+    ended(machines.send_on(0), 0)
     assert machines.received().recipients == outcomes["accepted"], "cancelled stays cancelled"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_machine_whose_clock_is_an_hour_ahead(machines: Machines) -> None:
     """Retries are kept in the store's time: a successor with the right clock neither hurries nor waits an hour."""
     machines.plan_for([*people(300), *[f"451-once+{n}@example.com" for n in range(20)]], 1, messages_per_second=100)

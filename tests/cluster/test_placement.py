@@ -146,7 +146,7 @@ def test_every_placement_is_printed() -> None:
         assert done.output.strip()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.postgres
 def test_the_tour_of_five_machines_from_an_empty_folder(tmp_path: Path, cluster_server: PostgresServer) -> None:
     fake(tmp_path / "bin", "engine", f'exec {sys.executable} -m engine "$@"')

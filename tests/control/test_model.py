@@ -112,7 +112,7 @@ def _tell(store: PostgresStore, story: str, breaks: frozenset[str]) -> None:
     world.end()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_hundred_thousand_steps(shared: PostgresStore) -> None:
     steps, seed = 0, 1000
     while steps < 100_000:

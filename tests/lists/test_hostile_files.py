@@ -123,7 +123,7 @@ def _write_one_group(path: Path, rows: int, bytes_a_row: int) -> None:
         writer.write_table(pa.concat_tables(pieces), row_group_size=rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_group_of_two_gigabytes(tmp_path: Path) -> None:
     path = tmp_path / "huge.parquet"
     _write_one_group(path, 40_000, 54_000)
@@ -134,7 +134,7 @@ def test_a_row_group_of_two_gigabytes(tmp_path: Path) -> None:
     assert above < 8_000  # the group as it is read, and the piece that is put in order
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_row_of_fifty_megabytes_in_csv(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     with open(path, "wb") as file:

@@ -99,13 +99,13 @@ def test_none_twice_none_lost(office: PostOffice) -> None:
     kill_and_count(office, rows=400, kills=3, seed=4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.postgres
 def test_none_twice_none_lost_in_postgresql(shared_office: PostOffice) -> None:
     kill_and_count(shared_office, rows=300, kills=2, seed=5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_none_twice_none_lost_beside_a_campaign_that_is_killed(office: PostOffice, tmp_path: Path, seed: int) -> None:
     office.set("store", '"sqlite:outbox.sqlite"\nlease = "2s"')
@@ -140,7 +140,7 @@ def test_two_servers_share_one_table(shared_office: PostOffice) -> None:
     assert shared_office.received().twice == ()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", range(10))
 def test_none_twice_none_lost_many_times(office: PostOffice, seed: int) -> None:
     kill_and_count(office, rows=3000, kills=8, seed=100 + seed)

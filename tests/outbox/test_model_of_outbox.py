@@ -85,7 +85,7 @@ def test_any_order_of_steps_sends_nobody_twice_and_loses_nobody(new: New) -> Non
     run(new, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_many_orders_and_long_lives(new: New) -> None:
     run(new, 100)
     for seed in range(60):

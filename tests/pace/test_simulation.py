@@ -178,7 +178,7 @@ def test_a_storm_of_421_is_met_with_pauses_and_costs_nobody_else_anything() -> N
     assert calm.finished_s < 510
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_three_hundred_thousand_destinations_of_one_row_beside_a_large_one() -> None:
     tail = Model(name="tail", share=300, domains=300_000, connections=2)
     large = Model(name="large", share=3, rate_per_s=10, budget_rate_per_s=10)
@@ -256,7 +256,7 @@ def test_shares_add_up_to_all_rows() -> None:
         assert sum(rows_of(world, 9973).values()) == 9973
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [11, 12])
 def test_hidden_limits_in_the_shipped_world(seed: int) -> None:
     told = simulate(Course(world=load_world("hidden"), rows=200_000, machines=1, workers=8, seed=seed))

@@ -76,7 +76,7 @@ def run(command, *words: str) -> Result:  # type: ignore[no-untyped-def]  # a cl
     return CliRunner().invoke(command, list(words), catch_exceptions=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_planned_is_what_the_rehearsal_reaches(folder: Path) -> None:
     """The sample campaign in real time: finish time per provider within 10 % of the capacity plan.
 
@@ -95,7 +95,7 @@ def test_planned_is_what_the_rehearsal_reaches(folder: Path) -> None:
     assert not (folder / "campaign" / "logs").exists() or not list(Campaign(folder / "campaign").log_files())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_sample_in_compressed_time_draws_its_picture(folder: Path) -> None:
     pytest.importorskip("altair")
     said = run(rehearse, "--sample", "200", "--speed", "2", "--picture", "course.svg")

@@ -225,7 +225,7 @@ def test_a_clock_that_was_thousands_of_years_ahead_costs_nothing_but_its_times(t
     assert f"{summary.last_at_us} µs" in page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_page_of_a_hundred_million_is_small() -> None:
     import numpy as np
 

@@ -11,7 +11,7 @@ import pytest
 WALK = Path(__file__).parents[2] / "sample_data" / "apps" / "users_walk" / "walk.py"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_walk_ends_with_the_users_table_as_it_should_be(tmp_path: Path) -> None:
     ran = subprocess.run(
         [sys.executable, str(WALK), str(tmp_path / "walk")], capture_output=True, text=True, timeout=120, check=False

@@ -80,7 +80,7 @@ def test_bounces_reach_a_users_table_once(server: str, tmp_path: Path) -> None:
         assert sorted(found.fetchall()) == [(n, 1, T0 // 1_000_000) for n in (2, 3, 4)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_walk_from_users_table_to_users_table(server: str, tmp_path: Path) -> None:
     import psycopg
 

@@ -134,7 +134,7 @@ def test_hostile_behind_tls(
     check(play(script, offer, at_once, certificate))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(acts, offers, BEFORE_GREETING)
 @settings(quick, max_examples=500)
 def test_hostile_for_long(script: list[str], offer: tuple[str, ...], at_once: bool) -> None:

@@ -289,7 +289,7 @@ def test_a_connection_costs_two_kilobytes_of_objects(loop: str) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_thousand_connections(run: Run) -> None:
     """All open at once in one process; what they cost, transports and server's half included, is bounded."""
     sender = Sender()

@@ -116,7 +116,7 @@ def test_a_deferred_row_waits_and_is_told_to_a_successor(shared: Client) -> None
     assert 550 < waiting["due_in_s"] <= 600
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_silent_worker_loses_its_batches_when_its_lease_ends(shared: Client) -> None:
     silent = claim(shared, lease_s=5, most=3)
     assert len(silent["batches"]) == 3
@@ -139,7 +139,7 @@ def test_what_is_no_batch_or_too_much_is_refused(shared: Client) -> None:
     shared.act("/batches/claim", {"campaign": "none", "sender": "x"}, code=404)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_sender_tells_how_long_its_windows_took(shared: Client, tmp_path: Path) -> None:
     """`engine send` over the shared store, to the sink that needs no relay: what `/metrics` says afterwards."""
     sender = start(tmp_path / "site", "send", "--campaign", "shared", "--processes", "1", "--yes")

@@ -112,7 +112,7 @@ def test_schemathesis_finds_nothing(campaign: Campaign, monkeypatch: pytest.Monk
     sender.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.postgres
 @pytest.mark.filterwarnings(*QUIET)
 def test_schemathesis_finds_nothing_in_batches_of_a_shared_store(

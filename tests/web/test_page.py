@@ -162,7 +162,7 @@ def test_a_server_that_dies_is_told_on_the_page_and_comes_back(browser: Any, cam
     sender.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_report_is_shown_where_there_is_one_and_charts_are_of_any_provider(browser: Any, campaign: Campaign) -> None:
     said: list[str] = []
     sender = Sender(campaign)
@@ -187,7 +187,7 @@ def test_a_report_is_shown_where_there_is_one_and_charts_are_of_any_provider(bro
     sender.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_page_that_is_sent_changes_shows_what_a_fresh_one_shows(browser: Any, campaign: Campaign) -> None:
     said: list[str] = []
     sender = Sender(campaign)

@@ -260,7 +260,7 @@ def running(tmp_path: Path) -> Iterator[tuple[Running, Campaign, Callable[[], in
             sender.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_prometheus_scrapes_a_running_campaign(
     running: tuple[Running, Campaign, Callable[[], int]], tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(campaign: Campaign, monkeyp
     sender.close()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_service_prints_holds_no_secret(campaign: Campaign, tmp_path: Path) -> None:
     """Standard output and error of a service are its log: no token, no cookie, no secret path or key is in them."""
     words = ["serve", campaign.folder.name, "--listen", "127.0.0.1:0", "--webhook-secret", "wh-secret-4711"]

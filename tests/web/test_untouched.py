@@ -127,7 +127,7 @@ def reader_of(watched: Watched) -> SharedReader:
     return watched._reader
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.postgres
 def test_postgres_the_page_only_selects_and_locks_nothing(shared: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     store: Any = reader_of(watched_of(shared, "shared"))._store
@@ -154,7 +154,7 @@ def test_postgres_the_page_only_selects_and_locks_nothing(shared: Client, monkey
         assert held.fetchone() == (0,)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.postgres
 def test_postgres_neither_waits_for_the_other(shared: Client) -> None:
     watched = watched_of(shared, "shared")
