@@ -9,7 +9,7 @@ import pytest
 from engine.lists.suppressions import Suppressions
 from tests.cluster.conftest import Machines
 
-pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.postgres, pytest.mark.long]
 
 
 def test_a_refusal_on_one_machine_and_an_operators_word_reach_the_other(machines: Machines) -> None:
