@@ -166,7 +166,8 @@ def postfix_relay() -> Sending | None:
             subprocess.run(["postfix", "-c", config, "reload"], check=True, capture_output=True)
             master = int((folder / "queue" / "pid" / "master.pid").read_text())
             for pid in _family(master):
-                os.sched_setaffinity(pid, {CORES[0]})
+                with contextlib.suppress(OSError):  # it may have ended since
+                    os.sched_setaffinity(pid, {CORES[0]})
             before, at = _cpu_of_family(master), time.perf_counter()
             subprocess.run(["postqueue", "-c", config, "-f"], check=True, capture_output=True)
             while any(next(path.rglob("*"), None) for path in _queues(folder)) and time.perf_counter() - at < 120:
