@@ -190,6 +190,7 @@ class Adaptive:
             and now >= state.next_probe_at
             and state.attempts / WINDOW_S >= 0.85 * state.rate_per_s  # a level that is not used proves nothing
         ):
+            state.step = state.step or self.first_step  # a rate that was a budget's, before it was raised, has none
             state.probe_from = state.rate_per_s
             state.probe_until_at = now + max(WINDOW_S, self.hidden_s / state.step) - 1.0
             rate = state.rate_per_s * (1 + state.step)

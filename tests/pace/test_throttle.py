@@ -83,6 +83,20 @@ def test_a_slow_rate_is_not_taken_for_pauses() -> None:
     assert max(rates) <= 1 / 20
 
 
+def test_a_rate_that_was_a_budget_s_is_probed_when_the_budget_is_raised() -> None:
+    budget = [Limits(connections=4, rate_per_s=5.0, per_connection=100)]
+    subject = Throttle(lambda key: budget[0], None)
+    minutes(subject, 0, 1, per_s=5)
+    subject.from_dict(subject.to_dict(60.0), 60.0, 0.0)
+    (state,) = subject._states.values()
+    state.rate_per_s = 5.0
+    budget[0] = Limits(connections=4, rate_per_s=400.0, per_connection=100)
+    state.limits = budget[0]
+    minutes(subject, 60, 3, per_s=5)
+    rate = subject.ceiling(KEY).rate_per_s
+    assert rate is None or rate > 5
+
+
 def test_a_stray_refusal_changes_nothing() -> None:
     subject = throttle()
     assert minutes(subject, 0, 5, refused=0.01) == []
