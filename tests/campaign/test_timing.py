@@ -108,7 +108,7 @@ def test_a_list_that_is_no_good_stops_the_run_and_pauses_the_campaign(operator: 
 def test_a_run_that_stopped_by_itself_goes_on_after_a_resume_and_counts_only_what_comes_then(
     operator: Operator,
 ) -> None:
-    half = [f"550+{n}@example.com" if n % 2 else f"u{n}@example.com" for n in range(300)]
+    half = [f"552+{n}@example.com" if n % 2 else f"u{n}@example.com" for n in range(300)]
     operator.begin([*half, *(f"u{n}@example.com" for n in range(300, 600))], connections=1, messages_per_second=40)
     add(operator, "[stop]\nerror_share = 0.2\nafter_rows = 20\n")
     assert "refused for good" in operator.run("send", code=75).stderr
