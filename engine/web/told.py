@@ -17,8 +17,8 @@ from engine.control.store import Incarnation, Life
 LIMITS = ("suspended", "throttle", "budget", "slowed", "nothing")
 
 
-class ProviderTold(msgspec.Struct, gc=False):
-    """One provider at one sender. Two hundred of each sender live for a second: the collector need not look."""
+class ProviderCounts(msgspec.Struct):
+    """One provider over all senders; what is so *now* (from connections on) only from living ones."""
 
     accepted: int = 0
     rejected: int = 0
@@ -30,6 +30,11 @@ class ProviderTold(msgspec.Struct, gc=False):
     waiting: int = 0
     limit: str = ""
     suspended_until_us: int | None = None
+
+
+class ProviderTold(ProviderCounts, gc=False):
+    """One provider at one sender. Two hundred of each sender live for a second: the collector need not look."""
+
     reply_s: list[float] = []
     reply_s_sum: float = 0.0
 
@@ -134,21 +139,6 @@ class Hearing:
             told=self.told(one.id, (one.renewed_at_us, one.state), one.counters),
             has_told=bool(one.counters),
         )
-
-
-class ProviderCounts(msgspec.Struct):
-    """One provider over all senders; what is so *now* (from connections on) only from living ones."""
-
-    accepted: int = 0
-    rejected: int = 0
-    deferred: int = 0
-    lost: int = 0
-    in_doubt: int = 0
-    connections: int = 0
-    allowed: int = 0
-    waiting: int = 0
-    limit: str = ""
-    suspended_until_us: int | None = None
 
 
 def sums(heard: Iterable[Heard], now_us: int) -> dict[str, ProviderCounts]:
