@@ -1,6 +1,6 @@
 """Questions to recursive name servers, many at once: one UDP socket a server, TCP where an answer is cut short.
 
-A resolver that opens a socket for each question is limited by that; the messages are read by `formats.dnswire`. Errors
+dnspython reads and writes the messages; its resolver opens a socket for each question, which is what limits it. Errors
 are values: a hung, lying or broken server is `Failed`, never an exception. An answer is believed when it comes from the
 address that was asked (the sockets are connected), with the question's random id and its very question.
 
@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 from collections.abc import Sequence
 from typing import cast
 
 import dns.exception
+import dns.flags
+import dns.message
 import dns.name
+import dns.rcode
+import dns.rdataclass
+import dns.rdatatype
 import dns.resolver
+import dns.rrset
 import msgspec
 
-from formats import dnswire
-from formats.dnswire import Reply, Value
-
+_PAYLOAD = 1232  # bytes that pass without fragments (DNS flag day 2020)
 _MAX_CHAIN = 8
 
 
@@ -36,7 +41,7 @@ class Answer(msgspec.Struct, frozen=True):
     """What a server said: records, none of that type (`records` empty), or no such name (`exists` false)."""
 
     exists: bool
-    records: tuple[Value, ...]
+    records: tuple[object, ...]  # dnspython rdata
     ttl_s: float
 
 
@@ -68,6 +73,7 @@ class _Socket(asyncio.DatagramProtocol):
         if len(packet) < 12:
             return
         found = self.waiting.get(int.from_bytes(packet[:2], "big"))
+        # The question must be ours, letter by letter: it was sent in mixed case (0x20), which a forger has to guess.
         if (
             found is not None
             and packet[2] & 0x80
@@ -105,21 +111,21 @@ class DnsClient:
         self._sockets: dict[NameServer, asyncio.Task[_Socket]] = {}
         self._turn = 0
 
-    async def ask(self, name: str, kind: int) -> Answer | Failed:
+    async def ask(self, name: str, kind: dns.rdatatype.RdataType) -> Answer | Failed:
         """The records of `name`, aliases followed. Never raises; takes at most about tries * try_s for each alias."""
+        try:
+            target = dns.name.from_text(name)
+        except (dns.exception.DNSException, UnicodeError, ValueError) as problem:
+            return Failed(f"not a name the DNS can hold: {problem}")
         async with self._slots:
             for _ in range(_MAX_CHAIN):
-                try:
-                    question, name = _question(name, kind)
-                except (dns.exception.DNSException, UnicodeError, ValueError) as problem:
-                    return Failed(f"not a name the DNS can hold: {problem}")
-                reply = await self._reply(question)
-                if isinstance(reply, Failed):
-                    return reply
-                read = _read(reply, name, kind)
-                if not isinstance(read, str):
+                message = await self._message(target, kind)
+                if isinstance(message, Failed):
+                    return message
+                read = _read(message, target, kind)
+                if isinstance(read, Answer | Failed):
                     return read
-                name = read  # an alias whose end the server left out
+                target = read  # an alias whose end the server left out
         return Failed("more than eight aliases, or a loop of them")
 
     async def close(self) -> None:
@@ -133,59 +139,53 @@ class DnsClient:
         self._sockets.clear()
         await asyncio.sleep(0)
 
-    async def _reply(self, question: bytes) -> Reply | Failed:
+    async def _message(self, name: dns.name.Name, kind: dns.rdatatype.RdataType) -> dns.message.Message | Failed:
         if not self._servers:
             return Failed("no name server is configured")
         why = "no answer"
+        question = name.to_digestable() + struct.pack("!HH", kind, dns.rdataclass.IN)
         first = self._turn
         for turn in range(self._tries):
             server = self._servers[(first + turn) % len(self._servers)]
             try:
-                packet = await self._udp(server, question)
-                reply = dnswire.read_reply(packet)
-                if reply.is_cut:
-                    async with asyncio.timeout(self._try_s):
-                        reply = await _tcp(server, question)
+                async with asyncio.timeout(self._try_s):
+                    packet = await self._udp(server, question)
+                    message = dns.message.from_wire(packet, ignore_trailing=True)
+                    if message.flags & dns.flags.TC:
+                        message = await _tcp(server, question)
             except TimeoutError:
                 why = f"{server.host} did not answer within {self._try_s:g} s"
-            except (OSError, EOFError, ValueError) as problem:
+            except Exception as problem:  # whatever a stranger's bytes make the parser raise
                 why = f"{server.host}: {problem or type(problem).__name__}"
             else:
-                if reply.code in (dnswire.NOERROR, dnswire.NXDOMAIN):
-                    return reply
-                why = f"{server.host} answered {dnswire.CODES.get(reply.code, reply.code)}"
-                if reply.code == dnswire.SERVFAIL and len(self._servers) == 1:
+                rcode = message.rcode()
+                if rcode in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
+                    return message
+                why = f"{server.host} answered {dns.rcode.to_text(rcode)}"
+                if rcode == dns.rcode.SERVFAIL and len(self._servers) == 1:
                     return Failed(why)  # the recursive server has tried for us; asking it again at once is noise
             self._turn += 1
         return Failed(why)
 
     async def _udp(self, server: NameServer, question: bytes) -> bytes:
-        """One reply's bytes; raises TimeoutError, OSError."""
         task = self._sockets.get(server)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._sockets[server] = asyncio.ensure_future(_connect(server))
-        socket = task.result() if task.done() else await asyncio.shield(task)
+        socket = await asyncio.shield(task)
         assert socket.transport is not None
         number = self._rng.getrandbits(16)
         while number in socket.waiting:
             number = self._rng.getrandbits(16)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bytes] = loop.create_future()
+        wire = _query(number, question)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         socket.waiting[number] = (question, future)
-        timer = loop.call_later(self._try_s, _too_late, future)
         try:
-            socket.transport.sendto(dnswire.query(number, question))
+            socket.transport.sendto(wire)
             return await future
         finally:
-            timer.cancel()
             del socket.waiting[number]
             if future.done() and not future.cancelled():
                 future.exception()  # seen: it may have come with the timeout
-
-
-def _too_late(future: asyncio.Future[bytes]) -> None:
-    if not future.done():
-        future.set_exception(TimeoutError())
 
 
 async def _connect(server: NameServer) -> _Socket:
@@ -194,56 +194,61 @@ async def _connect(server: NameServer) -> _Socket:
     return protocol
 
 
-def _question(name: str, kind: int) -> tuple[bytes, str]:
-    """The question's bytes, and its name as replies give it back."""
-    try:
-        return dnswire.question(name, kind), name.rstrip(".").lower()
-    except ValueError:
-        # What is no host name all the same may be a name: other letters (IDNA), escapes.
-        wire = dns.name.from_text(name).to_digestable()
-        return wire + dnswire.question("x", kind)[3:], dnswire.name_in(wire)
+def _query(number: int, question: bytes) -> bytes:
+    """A query's bytes: recursion desired, one question, EDNS with our payload size. By hand: it is most of the cost."""
+    head = struct.pack("!HHHHHH", number, dns.flags.RD, 1, 0, 0, 1)
+    return head + question + struct.pack("!BHHIH", 0, dns.rdatatype.OPT, _PAYLOAD, 0, 0)
 
 
-async def _tcp(server: NameServer, question: bytes) -> Reply:
+async def _tcp(server: NameServer, question: bytes) -> dns.message.Message:
     """The whole answer over TCP, at most the 64 KiB it can have."""
     reader, writer = await asyncio.open_connection(server.host, server.port)
     try:
-        wire = dnswire.query(1, question)  # a connection of its own: nothing to tell apart
+        wire = _query(1, question)  # a connection of its own: nothing to tell apart
         writer.write(len(wire).to_bytes(2, "big") + wire)
         size = int.from_bytes(await reader.readexactly(2), "big")
         packet = await reader.readexactly(size)
-        reply = dnswire.read_reply(packet)
+        message = dns.message.from_wire(packet, ignore_trailing=True)
         if packet[12 : 12 + len(question)].lower() != question:
             raise ValueError("an answer to another question")
-        if reply.is_cut:
+        if message.flags & dns.flags.TC:
             raise ValueError("cut short over TCP as well")
-        return reply
+        return message
     finally:
         writer.close()
 
 
-def _read(reply: Reply, name: str, kind: int) -> Answer | Failed | str:
-    """The records in a reply; or the alias to ask for, where the chain ends without them."""
+def _read(
+    message: dns.message.Message, name: dns.name.Name, kind: dns.rdatatype.RdataType
+) -> Answer | Failed | dns.name.Name:
+    """The records in a message; or the alias to ask for, where the chain ends without them."""
     ttl = 86_400.0
     seen = {name}
     while True:
-        found = [record for record in reply.answers if record.kind == kind and record.name == name]
-        if found:
-            values = tuple(dict.fromkeys(record.value for record in found))
-            return Answer(True, values, min(ttl, *(float(record.ttl) for record in found)))
-        alias = next((record for record in reply.answers if record.kind == dnswire.CNAME and record.name == name), None)
+        found = message.get_rrset(message.answer, name, dns.rdataclass.IN, kind)
+        if found is not None:
+            return Answer(True, tuple(found), min(ttl, float(found.ttl)))
+        alias = message.get_rrset(message.answer, name, dns.rdataclass.IN, dns.rdatatype.CNAME)
         if alias is None:
             break
         ttl = min(ttl, float(alias.ttl))
-        name = str(alias.value)
+        name = alias[0].target
         if name in seen:
             return Failed("a loop of aliases")
         seen.add(name)
         if len(seen) > 2 * _MAX_CHAIN:
             return Failed("a chain of aliases without end")
-    negative_s = min(ttl, 300.0 if reply.negative_ttl is None else float(reply.negative_ttl))
-    if reply.code == dnswire.NXDOMAIN:
+    negative_s = min(ttl, _negative_ttl_s(message))
+    if message.rcode() == dns.rcode.NXDOMAIN:
         return Answer(False, (), negative_s)
-    if len(seen) > 1 and not reply.has_authority:
+    if len(seen) > 1 and not message.authority:
         return name
     return Answer(True, (), negative_s)
+
+
+def _negative_ttl_s(message: dns.message.Message) -> float:
+    """How long "there is none" holds: the lesser of the SOA's time to live and its minimum (RFC 2308 §5)."""
+    for rrset in message.authority:
+        if rrset.rdtype == dns.rdatatype.SOA:
+            return float(min(rrset.ttl, rrset[0].minimum))
+    return 300.0

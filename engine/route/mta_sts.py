@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, Protocol
 
+import dns.rdatatype
 import msgspec
 
 from engine.clock import Clock
 from engine.route.dns_client import Answer, DnsClient
-from formats import dnswire
 
 _ID = re.compile(r"[A-Za-z0-9]{1,32}\Z")
 _LONGEST_AGE_S = 31_557_600  # §3.2
@@ -121,11 +121,11 @@ class HttpsFetcher:
         async with self._slots:
             try:
                 async with asyncio.timeout(_FETCH_S):
-                    for kind in (dnswire.A, dnswire.AAAA):
+                    for kind in (dns.rdatatype.A, dns.rdatatype.AAAA):
                         answer = await self._dns.ask(name, kind)
                         found: list[str] = []
                         if isinstance(answer, Answer):
-                            found = [str(record) for record in answer.records]
+                            found = [record.address for record in answer.records]  # type: ignore[attr-defined]
                         for address in [address for address in found if self._is_usable(address)][:_ADDRESSES]:
                             with contextlib.suppress(
                                 OSError, ssl.SSLError, ValueError, EOFError, asyncio.LimitOverrunError
@@ -196,10 +196,11 @@ class PolicyCache:
         return known if known is not None and known.holds_at(self._clock.wall_us()) else None
 
     async def _look(self, domain: str) -> None:
-        answer = await self._dns.ask(f"_mta-sts.{domain}", dnswire.TXT)
+        answer = await self._dns.ask(f"_mta-sts.{domain}", dns.rdatatype.TXT)
         texts: list[str] = []
         if isinstance(answer, Answer):
-            texts = [record.decode("ascii", "replace") for record in answer.records if isinstance(record, bytes)]
+            # The strings of a record are one text (§3.1).
+            texts = [b"".join(record.strings).decode("ascii", "replace") for record in answer.records]  # type: ignore[attr-defined]
         policy_id, known = parse_record(texts), self._known(domain)
         if policy_id is None or (known is not None and known.id == policy_id):
             return  # no record, or no news: what was seen holds for its age

@@ -13,14 +13,13 @@ import random
 from collections.abc import Collection
 from typing import Protocol, TypeAlias
 
+import dns.rdatatype
 import msgspec
 
 from engine.clock import Clock
 from engine.route.dns_client import DnsClient, Failed
 from engine.route.mta_sts import StsPolicy
 from engine.route.provider import ProviderBook, pool_of
-from formats import dnswire
-from formats.dnswire import MailHost
 
 _SHORTEST_S = 60.0
 _LONGEST_S = 6 * 3600.0
@@ -149,7 +148,7 @@ class Resolver:
 
     async def _resolve(self, domain: str) -> tuple[Destination, float]:
         # Nobody else asks for it: the route is what is kept, and who asks for that meanwhile waits for it.
-        mx = await self._client.ask(domain, dnswire.MX)
+        mx = await self._client.ask(domain, dns.rdatatype.MX)
         if isinstance(mx, Failed):
             return DnsDeferred(domain, mx.why), _FAILED_S
         if not mx.exists:
@@ -161,12 +160,13 @@ class Resolver:
             return await self._implicit(domain, mx.ttl_s)
         named: dict[str, int] = {}
         for record in mx.records:
-            assert isinstance(record, MailHost)
-            named[record.host] = min(record.preference, named.get(record.host, record.preference))
-        if "." in named:  # the root: "no mail here"
+            name, preference = record.exchange.to_text(True).lower(), int(record.preference)  # type: ignore[attr-defined]
+            named[name] = min(preference, named.get(name, preference))
+        if "." in named or "@" in named:  # the root: "no mail here"
             if len(named) == 1:
                 return NullMx(domain), mx.ttl_s
             named.pop(".", None)  # RFC 7505 §3 forbids it beside others: the others stand
+            named.pop("@", None)
         return await self._through(domain, named, mx.ttl_s)
 
     async def _through(self, domain: str, named: dict[str, int], ttl_s: float) -> tuple[Destination, float]:
@@ -233,7 +233,7 @@ class Resolver:
         return await asyncio.shield(task)
 
     async def _ask_host(self, name: str) -> _HostAnswer:
-        kinds = [dnswire.A if family == "ipv4" else dnswire.AAAA for family in self._families]
+        kinds = [dns.rdatatype.A if family == "ipv4" else dns.rdatatype.AAAA for family in self._families]
         answers = await asyncio.gather(*(self._client.ask(name, kind) for kind in kinds))
         why = next((answer.why for answer in answers if isinstance(answer, Failed)), None)
         lists: list[list[str]] = []
@@ -244,7 +244,7 @@ class Resolver:
                 continue
             keep_s = min(keep_s, max(answer.ttl_s, _SHORTEST_S))
             if answer.records:
-                found = [str(record) for record in answer.records[:64]]
+                found = [record.address for record in answer.records[:64]]  # type: ignore[attr-defined]
                 lists.append([address for address in found if self.is_usable(address)])
                 ttl_s = min(ttl_s, answer.ttl_s)
         if len(self._hosts) >= _REMEMBERED:
