@@ -31,6 +31,7 @@ metadata. What follows the last good seal is thrown away: a batch is durable onc
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -305,8 +306,8 @@ class Reader:
     def _ended(self, rest: int, problem: str | None) -> None:
         self.log.torn = rest
         # The header leaves with the first batch: a tail behind a whole header alone is a torn first batch.
-        tail = bytes(self._view[max(self.log.length, self._header_end) :][:1_000_000])
-        if tail and not _may_be_torn(tail):
+        tail = self._view[max(self.log.length, self._header_end) :]
+        if len(tail) and not _may_be_torn(tail):
             self.log.damage = f"{rest} bytes behind offset {self.log.length} cannot be read: {problem or 'zeros'}"
 
 
@@ -315,19 +316,55 @@ def _body_length(batch: pa.RecordBatch, most: int) -> int:
     return 0 if most < 16_384 else most - 16_384
 
 
-def _may_be_torn(tail: bytes) -> bool:
-    """Whether a tail is what a killed process leaves: the beginning of one message, nothing whole behind it."""
-    if not tail.strip(b"\0"):
+# What no batch of ours reaches: a thousand records' fixed columns are 46 kB, and texts are cut by who reads replies.
+_MOST_HEAD = 65_536
+_MOST_BODY = 1 << 26
+
+# A sealed message's beginning: Arrow's continuation, the head's length, and within the head the seal's key and digits.
+# No text can look like it (UTF-8 has no byte of ones), no column of numbers holds words.
+_MESSAGE = re.compile(rb"\xff\xff\xff\xff..\x00\x00", re.DOTALL)
+_SEAL = re.compile(rb"\x10\x00\x00\x00[0-9a-f]{16}\x00")
+
+
+def _may_be_torn(tail: memoryview) -> bool:
+    """Whether a tail is what a killed process leaves: the beginning of one message, nothing whole behind it.
+
+    A length that was damaged makes a whole message look like the beginning of a longer one: what was sealed after it
+    gives it away. In the very last batch of a log without an end, nothing does.
+    """
+    start = bytes(tail[:_MOST_HEAD])
+    if not start.strip(b"\0"):
         return False
-    if len(tail) < 8:
+    if len(start) < 8:
+        return start[:4] == b"\xff\xff\xff\xff"[: len(start)]
+    head = int.from_bytes(start[4:8], "little")
+    if start[:4] != b"\xff\xff\xff\xff" or head > _MOST_HEAD - 8 or _is_sealed_behind(tail):
+        return False
+    if len(tail) < 8 + head:
         return True
-    if tail[:4] != b"\xff\xff\xff\xff":
-        return False
-    head = int.from_bytes(tail[4:8], "little")
-    if head > 1_000_000:
-        return False
     try:
         pa.ipc.read_message(pa.BufferReader(tail))
     except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError):
-        return True
+        return _reads_when_filled_up(start[: 8 + head])
+    return False
+
+
+def _reads_when_filled_up(head: bytes) -> bool:
+    """Whether a message's head is sound, and lacks nothing but its body."""
+    filled = pa.allocate_buffer(len(head) + _MOST_BODY)  # what the body holds does not matter here: never touched
+    memoryview(filled).cast("B")[: len(head)] = head
+    try:
+        pa.ipc.read_message(pa.BufferReader(filled))
+    except (pa.ArrowException, OSError, ValueError, EOFError, MemoryError):
+        return False
+    return True
+
+
+def _is_sealed_behind(tail: memoryview) -> bool:
+    """Whether a sealed message begins anywhere behind the tail's first byte."""
+    for found in _MESSAGE.finditer(tail, 8):
+        at = found.start()
+        head = int.from_bytes(tail[at + 4 : at + 8], "little")
+        if head < _MOST_HEAD and _SEAL.search(tail[at + 8 : at + 8 + head]):
+            return True
     return False

@@ -136,6 +136,18 @@ def test_every_flipped_bit_before_the_end_is_noticed() -> None:
         assert len(rows) < 6 or not reader.log.is_closed
 
 
+def test_a_flip_before_the_last_batch_is_never_taken_for_a_killed_writers_end() -> None:
+    """A length that grew makes the rest of the log look like one unfinished batch: its rows would go out again."""
+    raw, ends = log_of(GROUPS, closed=False)
+    for at in range(ends[0], ends[1]):
+        for bit in range(8):
+            damaged = bytearray(raw)
+            damaged[at] ^= 1 << bit
+            rows, reader = read(bytes(damaged))
+            assert len(rows) == 2, (at, bit)
+            assert reader.log.damage is not None, (at, bit)
+
+
 def test_bytes_behind_the_end_are_damage() -> None:
     raw, _ = log_of(GROUPS)
     _, reader = read(raw + b"another log's bytes")
