@@ -245,8 +245,14 @@ class PostgresStore(PostgresLink):
         with self._trouble():
             found = self._server(self._connection())
             self._connection().execute(self._text("confirm_server"), (found,))
-            self._changed = None
+            self._seen = None
+            self._drop()  # the next connection looks again
         return found
+
+    def server_mark(self) -> str:
+        with self._trouble():
+            self._refuse_changed()
+        return self._seen or ""
 
     def is_failover_safe(self) -> bool:
         ((names, standbys),) = self._run("standbys")

@@ -66,6 +66,7 @@ class PostgresLink:
         self._sql = load_statements("postgres.sql")
         self._db: psycopg.Connection[tuple[Any, ...]] | None = None
         self._changed: tuple[str, str] | None = None
+        self._seen: str | None = None  # the server that we work with, and when an operator confirmed it last
         with self._trouble():
             if self._url.campaign_id is None:
                 self._url.campaign_id = self._only_campaign()
@@ -136,13 +137,22 @@ class PostgresLink:
         return self._db
 
     def _look_at_server(self, db: psycopg.Connection[tuple[Any, ...]]) -> None:
-        """Another system id or timeline: a server that may have lost commits that were answered."""
+        """Another system id or timeline: a server that may have lost commits that were answered.
+
+        So is one that an operator confirmed since we saw it first: we were cut off while the others stopped for it.
+        """
         known = db.execute(self._text("known_server")).fetchone()
         if known is None or not known[0]:
             self._changed = None
             return
         found = self._server(db)
-        self._changed = None if found == known[0] else (known[0], found)
+        mark = f"{found} {known[1]}".strip()
+        if found != known[0]:
+            self._changed = (known[0], found)
+        elif self._seen not in (None, mark):
+            self._changed = (str(self._seen), mark)
+        else:
+            self._changed, self._seen = None, mark
 
     def _server(self, db: psycopg.Connection[tuple[Any, ...]]) -> str:
         ((found,),) = db.execute(self._text("server")).fetchall()

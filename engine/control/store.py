@@ -382,6 +382,12 @@ class SharedStore(Store, Protocol):
     def confirm_server(self) -> str:
         """The operator's word that this server is the right one, after a failover. Returns what it is."""
 
+    def server_mark(self) -> str:
+        """Which server this is, and when an operator confirmed it last; "" where none is known yet.
+
+        Another one than before means that it may have forgotten what it was told. Raises StoreChanged.
+        """
+
     def is_failover_safe(self) -> bool:
         """False where there are standbys that commits do not wait for."""
 

@@ -154,14 +154,15 @@ def report_logs_here(
     return len(told)
 
 
-def tell_again(store: SharedStore, incarnation: str, logs: Path, plan: Plan, offset_us: int) -> int:
-    """After a failover that may have lost commits: tell the store every last word that our own logs have; how many.
+def tell_again(store: SharedStore, incarnation: str, logs: Iterable[Path], plan: Plan, offset_us: int) -> int:
+    """After a failover that may have lost commits: tell the store every last word that these logs have; how many.
 
-    The workers have ended. What the store did not lose it hears twice, which changes no row's state.
+    Their workers have ended. What the store did not lose it hears twice, which changes no row's state. Raises
+    StoreAway; said again from the beginning it does no harm.
     """
     starts = np.array([batch.first_row for batch in plan.batches])
     told = 0
-    for path in sorted(logs.glob(f"{incarnation}-*.arrows")):
+    for path in sorted(logs):
         story = read_story(path, None)
         if story is None:
             continue
@@ -182,6 +183,27 @@ def tell_again(store: SharedStore, incarnation: str, logs: Path, plan: Plan, off
                 store.advance(incarnation, Advance(settled=[settled]))
                 told += len(some)
     return told
+
+
+class ToldServer:
+    """Which server the logs of a folder were told to, in a file beside them: another one may have forgotten it."""
+
+    def __init__(self, campaign: Campaign) -> None:
+        self._file = campaign.run / "told-server"
+
+    def is_another(self, mark: str) -> bool:
+        """Whether the logs here must be told again. A folder without the file has told nobody yet."""
+        try:
+            return self._file.read_text("utf-8") != mark
+        except FileNotFoundError:
+            return True
+
+    def remember(self, mark: str) -> None:
+        """Everything here is told to this one. A crash before it is whole means that all is told once more."""
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(mark, "utf-8")
+        fresh.replace(self._file)
 
 
 def go_on_here(
@@ -231,6 +253,12 @@ def go_on_here(
             boot_id=me.boot_id if settings.log.durability == "process" else None,
             offset_us=offset_us,
         )
+    server, mark = ToldServer(campaign), store.server_mark()
+    if server.is_another(mark):
+        # Whoever sent here before us may have ended before the failover, or before it could tell of it.
+        if mine and (again := tell_again(store, me.id, mine, plan, offset_us)):
+            say(f"the store may have forgotten: told it again of {again} rows that the logs here know")
+        server.remember(mark)
     for path in campaign.logs.glob("*.ballast"):
         if path.name.partition("-")[0] not in alive:
             path.unlink(missing_ok=True)

@@ -46,6 +46,7 @@ from formats.plan import Plan
 ADVANCE_EVERY_S = 0.05
 _TAIL_BATCHES = 200  # with more left nobody looks at who is faster
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 10.0
+_LAST_TRIES_S = 3.0  # a connection that the failover cut is found out by the first try
 
 
 class Teller(Protocol):
@@ -178,18 +179,39 @@ class Shared:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.changed is not None:
-            told = await asyncio.get_running_loop().run_in_executor(None, self._tell_again)
-            self._teller.event("told_again", rows=told)
+        await self._look_last(deadline)
         for thread in self._threads:
             thread.shutdown(wait=False, cancel_futures=True)
         return not self.book.has_reports
 
+    async def _look_last(self, deadline: float) -> None:
+        """At the very end: has the server changed, and does the new one know all that we know?
+
+        We may end for another reason (the lease, all is sent) in the moment of a failover. What is not told here is
+        told when the next sender starts in this folder.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = max(deadline, self._clock.monotonic() + _LAST_TRIES_S)
+        while True:
+            try:
+                if self.changed is None:
+                    await loop.run_in_executor(self._threads[0], self._windows_store.server_mark)
+                else:
+                    told = await loop.run_in_executor(self._threads[0], self._tell_again)
+                    self._teller.event("told_again", rows=told)
+                return
+            except StoreChanged as problem:
+                self.changed = problem
+            except StoreAway as problem:
+                if self._clock.monotonic() > deadline:
+                    if self.changed is not None:
+                        self._teller.event("not_told_again", problem=str(problem))
+                    return
+                await asyncio.sleep(_FIRST_WAIT_S)
+
     def _tell_again(self) -> int:
-        try:
-            return tell_again(self._windows_store, self._me.id, self._campaign.logs, self._plan, self.book.offset_us)
-        except StoreAway:
-            return 0
+        logs = self._campaign.logs.glob(f"{self._me.id}-*.arrows")
+        return tell_again(self._windows_store, self._me.id, logs, self._plan, self.book.offset_us)
 
     # -- windows -----------------------------------------------------------------------------------------------------
 

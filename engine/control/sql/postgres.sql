@@ -117,9 +117,14 @@ SELECT * FROM unnest(%s::integer[], %s::integer[], %s::bigint[], %s::integer[]);
 SELECT id, plan_fingerprint, rows, partitions, state FROM campaign;
 
 -- name: known_server
-SELECT server FROM campaign;
+SELECT server, coalesce((SELECT value FROM meta WHERE key = 'confirmed'), '') FROM campaign;
 
 -- name: confirm_server
+-- When it was said is kept too: whoever has not heard of it holds what the server may have forgotten.
+WITH said AS (
+    INSERT INTO meta VALUES ('confirmed', wall_us()::text)
+    ON CONFLICT (key) DO UPDATE SET value = greatest(meta.value::bigint + 1, wall_us())::text
+)
 UPDATE campaign SET server = %s;
 
 -- name: set_campaign_state
