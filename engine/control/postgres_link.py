@@ -150,7 +150,7 @@ class PostgresLink:
         if found != known[0]:
             self._changed = (known[0], found)
         elif self._seen not in (None, mark):
-            self._changed = (str(self._seen), mark)
+            self._changed = (str(self._seen), f"{found}, confirmed meanwhile")
         else:
             self._changed, self._seen = None, mark
 

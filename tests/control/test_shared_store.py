@@ -208,6 +208,21 @@ def test_a_server_that_is_another_one_opens_and_claims_nothing(store: PostgresSt
     promoted.close()
 
 
+def test_who_was_cut_off_while_a_failover_was_confirmed_hears_of_it(store: PostgresStore, control_url: str) -> None:
+    """It holds windows that the new server may never have heard of: the operator's word was not for them."""
+    cut_off = PostgresStore(control_url)
+    mark = cut_off.server_mark()
+    promoted = PostgresStore(control_url)
+    promoted.confirm_server()
+    assert promoted.advance(A, Advance(openings=[opening(1, 0)])).opened
+    assert promoted.server_mark() != mark
+    cut_off.close()  # its connection breaks; the next one finds the server that was confirmed
+    with pytest.raises(StoreChanged, match="confirmed"):
+        cut_off.advance(A, Advance(openings=[opening(2, 1)]))
+    cut_off.close()
+    promoted.close()
+
+
 def test_a_read_only_server_is_away_in_words(store: PostgresStore) -> None:
     store._connection().execute("SET default_transaction_read_only = on")
     with pytest.raises(StoreAway, match="read-only"):
