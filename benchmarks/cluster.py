@@ -5,6 +5,7 @@
     python benchmarks/cluster.py load                          the store's load of 40 workers, no SMTP
     python benchmarks/cluster.py start --rows 20000000         a fresh machine's first attempt
     python benchmarks/cluster.py slow                          one machine ten times slower
+    python benchmarks/cluster.py rate --minutes 10             five machines with TLS; --rsa: signed as well
     python benchmarks/cluster.py model --steps 2500000         the model of tests/control, explored
 
 `kill` starts a machine per partition as a process group in a folder of its own, with leases of three seconds, and does
@@ -38,7 +39,7 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import cluster_speed  # noqa: E402
+from benchmarks import cluster_rate, cluster_speed  # noqa: E402
 from engine.rehearse.record import tally  # noqa: E402
 from engine.rehearse.running import RunningSink, run_sink_in_process  # noqa: E402
 from engine.rehearse.sink import SinkSettings  # noqa: E402
@@ -436,7 +437,16 @@ def main() -> None:
     slow.add_argument("--delay", type=float, default=0.01, help="seconds a reply of the fast machines' sinks")
     slow.add_argument("--factor", type=float, default=10.0)
     slow.add_argument("--batch-rows", type=int, default=200)
+    fast = parts.add_parser("rate")
+    fast.add_argument("--minutes", type=float, default=1)
+    fast.add_argument("--rate", type=int, default=0, help="messages a second of all machines; 0: as fast as they go")
+    fast.add_argument("--machines", type=int, default=5)
+    fast.add_argument("--size", type=int, default=20_480)
+    fast.add_argument("--rsa", action="store_true", help="signed with RSA-2048")
     given = parser.parse_args()
+    if given.what == "rate":
+        cluster_speed.show(cluster_rate.run_rate(given.minutes, given.rate, given.machines, given.size, rsa=given.rsa))
+        return
     if given.what == "start":
         cluster_speed.show(cluster_speed.run_start(given.rows, given.processes, given.tries))
         return

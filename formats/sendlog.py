@@ -311,6 +311,11 @@ class Reader:
             self.log.damage = f"{rest} bytes behind offset {self.log.length} cannot be read: {problem or 'zeros'}"
 
 
+def is_torn_start(buffer: pa.Buffer) -> bool:
+    """Whether a file without a readable header is the beginning of a log: its worker was killed in its first write."""
+    return _may_be_torn(memoryview(buffer))
+
+
 def _body_length(batch: pa.RecordBatch, most: int) -> int:
     """A lower bound of the body's share of a message, so that only its head is searched for the seal."""
     return 0 if most < 16_384 else most - 16_384

@@ -6,7 +6,7 @@ intent without a result, or with the result "in doubt", that was not resent hold
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -158,11 +158,20 @@ class RowStates:
 
 
 def read_states(
-    buffers: Sequence[pa.Buffer], first_row: int, rows: int, decisions: Iterable[tuple[str, int, str]] = ()
+    buffers: Sequence[pa.Buffer],
+    first_row: int,
+    rows: int,
+    decisions: Iterable[tuple[str, int, str]] = (),
+    damaged: Callable[[str, str], None] = lambda log_id, problem: None,
 ) -> RowStates:
-    """The states that these logs give; raises LogDamaged where one has no header."""
+    """The states that these logs give; `damaged` is told of one that is not whole up to a torn tail.
+
+    Raises LogDamaged where one has no header.
+    """
     states = RowStates(first_row, rows, decisions)
     for buffer in buffers:
         reader = Reader(buffer)
         states.add_log(reader.log.header.log_id, reader)
+        if reader.log.damage is not None:
+            damaged(reader.log.header.log_id, reader.log.damage)
     return states

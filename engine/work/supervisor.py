@@ -290,12 +290,13 @@ class Supervisor:
             self._pacing.sent_before(sent_before(logs, since_us, self._incarnation.host_id))
 
     def _read_states(self, batches: list[ClaimedBatch]) -> dict[int, BatchState]:
-        def damaged(path: object, problem: str) -> None:
-            self._narrator.event("log_damaged", log=str(path), problem=problem)
+        def damaged(log_id: str, problem: str) -> None:
+            self._narrator.event("log_damaged", log=log_id, problem=problem)
             self._codes.add(Exit.LOG_DAMAGED)
 
         buffers = log_buffers(self._campaign.log_files(), damaged)
-        return batch_states(batches, buffers, self._store.decisions(), resend_doubt=self._options.resend_doubt)
+        resend_doubt = self._options.resend_doubt
+        return batch_states(batches, buffers, self._store.decisions(), resend_doubt=resend_doubt, damaged=damaged)
 
     def _feed(self) -> None:
         """Give each worker something to read; claim ahead no more than it needs."""

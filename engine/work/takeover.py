@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -21,11 +21,12 @@ from engine.clock import Clock
 from engine.config import Settings
 from engine.control.store import ClaimedBatch, Decision, Incarnation, Life, Store
 from engine.errors import EngineError, Exit
+from engine.work.damaged import damaged_logs, mark_of
 from engine.work.logbook import Logbook
 from engine.work.messages import Assign
 from engine.work.recovery import DUE, HELD, WAITING, RowStates, read_states
 from formats.plan import Plan
-from formats.sendlog import Header, LogDamaged
+from formats.sendlog import Header, LogDamaged, is_torn_start
 
 ORPHAN_PATIENCE_S = 20.0
 
@@ -112,10 +113,11 @@ def _is_free(path: Path) -> bool:
     return True
 
 
-def log_buffers(paths: Iterable[Path], damaged: Callable[[Path, str], None]) -> list[pa.Buffer]:
+def log_buffers(paths: Iterable[Path], damaged: Callable[[str, str], None]) -> list[pa.Buffer]:
     """The logs as mapped memory; one without a readable header is told to `damaged` and left out.
 
-    A worker that was killed before its first write leaves an empty file: no record, no damage.
+    A worker that was killed before or in its first write leaves an empty file or the beginning of a header: nothing
+    can have been attempted on its strength, and that is no damage.
     """
     buffers = []
     for path in paths:
@@ -126,8 +128,8 @@ def log_buffers(paths: Iterable[Path], damaged: Callable[[Path, str], None]) -> 
             # Only the header: reading on is the business of whoever takes the buffer.
             read_states([buffer.slice(0, min(buffer.size, 65_536))], 0, 0)
         except LogDamaged as problem:
-            # A header torn by the kill itself: nothing can have been attempted on its strength.
-            damaged(path, str(problem))
+            if not is_torn_start(buffer):
+                damaged(path.stem, str(problem))
             continue
         buffers.append(buffer)
     return buffers
@@ -139,10 +141,12 @@ def batch_states(
     decisions: Iterable[Decision],
     *,
     resend_doubt: bool,
+    damaged: Callable[[str, str], None] = lambda log_id, problem: None,
 ) -> dict[int, BatchState]:
     """What is left to do of each batch.
 
-    `resend_doubt` is the standing order `--in-doubt resend`: it cancels the doubt of a row once.
+    `resend_doubt` is the standing order `--in-doubt resend`: it cancels the doubt of a row once. `damaged` is told of
+    each log that is not whole up to a torn tail.
     """
     wanted = sorted(batches, key=lambda batch: batch.first_row)
     if not wanted:
@@ -150,7 +154,7 @@ def batch_states(
     first = wanted[0].first_row
     last = wanted[-1].first_row + wanted[-1].rows
     told = [(decision.log_id, decision.serial, decision.what) for decision in decisions]
-    states = read_states(buffers, first, last - first, told)
+    states = read_states(buffers, first, last - first, told, damaged)
     return {batch.number: _batch_state(batch, states, resend_doubt) for batch in wanted}
 
 
@@ -191,7 +195,8 @@ def take_over(
     """Mark the dead of this partition dead and wait for their logs. We hold the partition's lock: nobody else does.
 
     Rows that another machine, or with `durability = "process"` another boot of this one, had begun and not finished
-    are held in doubt by a log of our own (intents without results), so that every later reader sees the same.
+    are held in doubt by a log of our own (intents without results), so that every later reader sees the same. So are
+    the open rows of batches whose sender's logs are gone, and of every begun batch where a log here is damaged.
     Returns the incarnations whose processes are gone for certain. Raises ForeignHost, OrphanWorks.
     """
     others = [i for i in store.incarnations() if i.partition == me.partition and i.id != me.id]
@@ -212,10 +217,23 @@ def take_over(
     for path in campaign.logs.glob("*.ballast"):
         if path.name.split("-")[0] not in alive:
             path.unlink(missing_ok=True)
-    begun = [batch for batch in store.begun(me.partition or 0) if owners.get(batch.number) in doubtful]
+    here = {path.name.partition("-")[0] for path in mine}
+    gone = {owner for owner in owners.values() if owner not in here and owner not in alive}
+    of_others = {i.id for i in store.incarnations() if i.partition not in (None, me.partition)}
+    damaged = damaged_logs(path for path in mine if path.name.partition("-")[0] not in of_others)
+    begun = [
+        batch
+        for batch in store.begun(me.partition or 0)
+        if damaged or (owner := owners.get(batch.number)) in doubtful or owner in gone
+    ]
     if begun:
-        held = _hold_in_doubt(campaign, settings, plan, store, me, begun, clock)
-        say(f"{held} rows of {len(begun)} batches begun elsewhere are held in doubt")
+        held = _hold_in_doubt(campaign, settings, plan, store, me, begun, clock, damaged)
+        why = (
+            f"begun by senders whose logs are damaged ({', '.join(damaged)})" if damaged
+            else "whose logs are not here" if any(owners.get(batch.number) in gone for batch in begun)
+            else "begun elsewhere"
+        )  # fmt: skip
+        say(f"{held} rows of {len(begun)} batches {why} are held in doubt")
     return frozenset(i.id for i in others if i.host_id == me.host_id)
 
 
@@ -227,10 +245,11 @@ def _hold_in_doubt(
     me: Incarnation,
     begun: list[ClaimedBatch],
     clock: Clock,
+    damaged: Mapping[str, str],
 ) -> int:
     """Write an intent without a result for each row of these batches that is neither final nor held."""
     states = batch_states(
-        begun, log_buffers(campaign.log_files(), lambda path, why: None), store.decisions(), resend_doubt=False
+        begun, log_buffers(campaign.log_files(), lambda log_id, why: None), store.decisions(), resend_doubt=False
     )
     header = Header(
         log_id=f"{me.id}-adopt",
@@ -245,6 +264,8 @@ def _hold_in_doubt(
     )
     log = Logbook(campaign.logs / f"{header.log_id}.arrows", header, clock, durability=settings.log.durability)
     source, held = log.source("adopted"), 0
+    for name, problem in damaged.items():
+        log.event(mark_of(name, problem))
     for batch in begun:
         assign = states[batch.number].assign
         open_ = np.ones(batch.rows, dtype=bool)

@@ -361,6 +361,46 @@ def test_a_log_cut_at_its_end_is_resumed_and_a_flipped_bit_is_told(operator: Ope
 
 
 @pytest.mark.slow
+def test_what_a_damaged_log_may_have_sent_is_held_and_not_sent_again(operator: Operator) -> None:
+    operator.begin(people(300), plan=False)
+    operator.set("list.batch_rows", 100)
+    operator.run("plan", "list.parquet")
+    operator.run("send", "--limit", "130", "--processes", "1", code=3)
+    (log,) = (operator.campaign / "logs").glob("*.arrows")
+    raw = bytearray(log.read_bytes())
+    raw[len(raw) // 3] ^= 4
+    log.write_bytes(raw)
+    again = operator.run("send", code=6)
+    assert "damaged" in again.stderr
+    assert "held in doubt" in again.stderr
+    assert operator.received().twice == ()
+    outcomes = operator.outcomes(code=6)
+    assert sum(outcomes.values()) == 300
+    assert outcomes["accepted"] >= 100, "batches that nobody had begun are sent"
+    assert 0 < outcomes["in_doubt"] <= 200
+    third = operator.run("send", code=None)
+    assert "held in doubt" not in third.stderr, "once for each damaged log"
+    operator.run("doubt", "resend", "--all")
+    operator.run("send", code=6)
+    after = operator.outcomes(code=None)
+    assert after.get("in_doubt", 0) == 0
+    assert after["accepted"] == 300
+
+
+@pytest.mark.slow
+def test_rows_of_a_sender_whose_log_is_gone_are_held(operator: Operator) -> None:
+    operator.begin(people(200))
+    operator.run("send", "--limit", "60", "--processes", "1", code=3)
+    (log,) = (operator.campaign / "logs").glob("*.arrows")
+    log.unlink()
+    again = operator.run("send")
+    assert "whose logs are not here" in again.stderr
+    assert operator.received().twice == ()
+    assert operator.received().recipients == 60
+    assert operator.outcomes(code=4) == {"in_doubt": 200}
+
+
+@pytest.mark.slow
 def test_a_full_disk_stops_attempts_and_loses_no_record(operator: Operator, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
