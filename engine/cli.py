@@ -30,6 +30,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "release": ("engine.commands.cluster", "release"),
     "placement": ("engine.commands.cluster", "placement"),
     "doubt": ("engine.commands.doubt", "doubt"),
+    "restore-store": ("engine.commands.restore", "restore_store"),
     "prepare": ("engine.commands.prepare", "prepare"),
     "inspect": ("engine.commands.prepare", "inspect_command"),
     "suppress": ("engine.commands.suppress", "suppress"),

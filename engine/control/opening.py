@@ -39,6 +39,13 @@ class StoreMissing(EngineError):
     hint = "Say --control postgresql://..., or set ROWPOST_CONTROL, or [control] store in campaign.toml."
 
 
+class StoreGone(EngineError):
+    """{file} is gone, and {logs} send logs are here: rows of the campaign were sent."""
+
+    exit_code = Exit.PLAN
+    hint = "Put it back from a copy, or `engine restore-store` makes it anew from plan and logs."
+
+
 class OtherPlan(EngineError):
     """The plan in {folder} is not the one that the store {where} holds."""
 
@@ -90,6 +97,8 @@ def open_store(campaign: Campaign, given: str | None = None) -> Store:
     plan, fingerprint = campaign.plan_and_fingerprint()
     if plan.store == "sqlite":
         if not campaign.store_file.exists():
+            if logs := campaign.log_files():
+                raise StoreGone(file=campaign.store_file, logs=len(logs))
             raise NoPlan(folder=campaign.folder)
         return SqliteStore(campaign.store_file)
     store = shared_of(campaign, given)

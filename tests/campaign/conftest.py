@@ -54,7 +54,7 @@ class Operator:
 
     def run(self, *words: str, code: int | None = 0, within_s: float = 60) -> subprocess.CompletedProcess[str]:
         """`engine WORDS`; the exit code must be `code` unless that is None."""
-        if words[0] in ("init", "plan", "merge-logs", "doubt", "status"):
+        if words[0] in ("init", "plan", "merge-logs", "doubt", "status", "restore-store"):
             return self._run_here(*words, code=code)
         process = self.start(*words)
         try:

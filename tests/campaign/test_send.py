@@ -401,6 +401,36 @@ def test_rows_of_a_sender_whose_log_is_gone_are_held(operator: Operator) -> None
 
 
 @pytest.mark.slow
+def test_a_store_that_is_gone_is_made_anew_from_plan_and_logs(operator: Operator) -> None:
+    operator.begin(people(300))
+    operator.run("send", "--limit", "120", "--processes", "2", code=3)
+    for file in operator.campaign.glob("control.sqlite*"):
+        file.unlink()
+    assert "restore-store" in operator.run("send", code=22).stderr
+    assert "restore-store" in operator.run("status", code=22).stderr
+    made = operator.run("restore-store")
+    assert "2 logs" in made.stdout
+    operator.run("restore-store", code=22)
+    operator.run("send")
+    assert operator.outcomes() == {"accepted": 300}
+    assert operator.received().twice == ()
+
+
+@pytest.mark.slow
+def test_no_store_is_made_of_another_machines_logs_or_of_none(operator: Operator) -> None:
+    operator.begin(people(20))
+    operator.run("send", "--limit", "10", "--processes", "1", code=3)
+    (operator.campaign / "control.sqlite").unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.commands.restore.host_id", lambda: "elsewhere")
+        assert "another machine" in operator.run("restore-store", code=22).stderr
+    (log,) = (operator.campaign / "logs").glob("*.arrows")
+    log.unlink()
+    assert "no log" in operator.run("restore-store", code=22).stderr
+    assert not list(operator.campaign.glob("control.sqlite*"))
+
+
+@pytest.mark.slow
 def test_a_full_disk_stops_attempts_and_loses_no_record(operator: Operator, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
