@@ -31,6 +31,9 @@ def restore_store(campaign: Campaign) -> None:
 
     What was sent is in the logs; the store knows only who has which batch. Lost with it are your words on rows in
     doubt (they are in doubt again), and a pause or a cancel.
+
+    \b
+    engine restore-store --campaign spring
     """
     plan, _ = campaign.plan_and_fingerprint()
     if plan.store != "sqlite":
