@@ -26,19 +26,12 @@ from itertools import islice
 
 import msgspec
 
-TICK_S = 5.0  # the wheel's grain by default: a row is due at most this much late
+from engine.pace.places import FRESH, RETRY, Places, Suspension
+from engine.pace.wheel import RECORD_WORDS, TICK_S, Wheel, attempts_of, pack, priority_of, unpack
+
 RETRY_SHARE = 8  # of this many rows taken, one is a retry, if any is ready, however many fresh ones there are
 EXPIRY_GRAIN_S = 30.0  # lanes of due rows are searched for expired ones this often; `take` never hands one out
 BULK = 3  # the priority of a campaign's rows; 1 and 2 go before, and are never parked
-
-_QUARTERS = 4
-_PAST = 1 << 30  # quarters of a second before the first `now`, 8.5 years: first attempts may lie before a restart
-_AGE_BITS = 22  # seconds, 48 days
-_NO_AGE = 0
-_LANE_WORDS = 3  # row; first attempt; age, priority and attempt
-_WHEEL_WORDS = 4  # the same, and the lane
-
-FIRST, SECOND, FRESH, RETRY = range(4)  # the ready queues of a lane
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -50,70 +43,6 @@ class Counts(msgspec.Struct, frozen=True):
     reading: int = 0
     waiting: int = 0
     in_flight: int = 0
-
-
-class Suspension(msgspec.Struct, frozen=True):
-    """A lane offers nothing until then (None: until resumed), and why."""
-
-    until: float | None
-    reason: str
-
-
-class _Lane:
-    __slots__ = (
-        "due",
-        "due_at",
-        "in_flight",
-        "next_expiry",
-        "parked",
-        "parked_at",
-        "queues",
-        "reading",
-        "ready",
-        "since_retry",
-        "suspension",
-        "urgent",
-        "waiting",
-    )
-
-    def __init__(self) -> None:
-        self.queues: list[deque[int] | None] = [None, None, None, None]
-        self.parked: array[int] | None = None
-        self.parked_at = 0  # what lies before was handed out
-        self.due: array[int] | None = None  # _LANE_WORDS each
-        self.due_at = 0
-        self.urgent: array[int] | None = None  # due rows of priority 1 and 2
-        self.ready = self.reading = self.in_flight = self.waiting = 0
-        self.since_retry = 0
-        self.next_expiry: float | None = None
-        self.suspension: Suspension | None = None
-
-    def parked_rows(self) -> int:
-        return len(self.parked) - self.parked_at if self.parked is not None else 0
-
-    def due_rows(self) -> int:
-        rows = (len(self.due) - self.due_at) // _LANE_WORDS if self.due is not None else 0
-        return rows + (len(self.urgent) // _LANE_WORDS if self.urgent is not None else 0)
-
-    def stored(self) -> bool:
-        return self.parked is not None or self.due is not None or self.urgent is not None
-
-    def is_idle(self) -> bool:
-        return not (self.ready or self.reading or self.in_flight or self.waiting or self.suspension or self.stored())
-
-    def push(self, queue: int, row: int) -> None:
-        rows = self.queues[queue]
-        if rows is None:
-            rows = self.queues[queue] = deque()
-        rows.append(row)
-        self.ready += 1
-
-    def push_front(self, queue: int, row: int) -> None:
-        rows = self.queues[queue]
-        if rows is None:
-            rows = self.queues[queue] = deque()
-        rows.appendleft(row)
-        self.ready += 1
 
 
 class Scheduler:
@@ -128,11 +57,10 @@ class Scheduler:
         rng: random.Random | None = None,
     ) -> None:
         """`tick_s` is the wheel's grain; it bounds the number of its buckets by the longest wait over it."""
-        self._tick_s = tick_s
         self.ready_rows = ready_rows
         self.ready_rows_per_lane = ready_rows_per_lane
         self._rng = rng or random.Random(0)
-        self._lanes: dict[int, _Lane] = {}
+        self._lanes: dict[int, Places] = {}
         self._ready_lanes: OrderedDict[int, None] = OrderedDict()  # the least recently taken from comes first
         self._hungry: dict[int, None] = {}  # stored rows and few ready ones, in the order they became so
         self._starved: dict[int, None] = {}  # asked for rows, had none ready, has stored ones
@@ -140,14 +68,12 @@ class Scheduler:
         self._in_flight: dict[int, int] = {}  # row -> lane
         self._history: dict[int, tuple[int, float, float | None]] = {}  # of ready, reading, in flight rows
         self._urgent: dict[int, int] = {}  # row -> priority, where it is not BULK; of the same rows
-        self._wheel: dict[int, array[int]] = {}
-        self._ticks: list[int] = []
+        self._wheel = Wheel(tick_s)
         self._expiries: list[tuple[float, int]] = []  # (when, lane) where due rows may have expired
         self._resumes: list[tuple[float, int]] = []
         self._expired: dict[int, tuple[int, float, float | None]] = {}  # with history, until `advance` tells them
         self._told: dict[int, tuple[int, float, float | None]] = {}
         self._evicted: list[int] = []
-        self._base: float | None = None
         self._ready = self._parked = self._due = self._waiting = 0
         self._run_ahead = 0
         self.is_stopped = False
@@ -309,18 +235,9 @@ class Scheduler:
         if row in self._in_flight:
             self._land(row, lane)
         place = self._lane(lane)
-        if self._base is None:
-            self._base = min(first_at, due_at)
         priority = self._urgent.pop(row, BULK)
         self._history.pop(row, None)
-        if expires_at is not None:
-            due_at = min(due_at, expires_at)  # it is looked at by then, to be told as expired
-        tick = -int(-(due_at - self._base) // self._tick_s)
-        bucket = self._wheel.get(tick)
-        if bucket is None:
-            bucket = self._wheel[tick] = array("I")
-            heapq.heappush(self._ticks, tick)
-        bucket.extend((row, self._pack_time(first_at), _pack(attempt, priority, first_at, expires_at), lane))
+        self._wheel.put(row, lane, due_at, attempt=attempt, priority=priority, first_at=first_at, expires_at=expires_at)
         place.waiting += 1
         self._waiting += 1
 
@@ -344,10 +261,8 @@ class Scheduler:
             place = self._lanes.get(lane)
             if place is not None and place.suspension is not None and place.suspension.until == until:
                 self.resume_lane(lane)
-        if self._base is not None:
-            # The very sum that `next_due` tells: a quotient would round otherwise, and a driver would wake for nothing.
-            while self._ticks and self._base + self._ticks[0] * self._tick_s <= now:
-                self._ring(self._wheel.pop(heapq.heappop(self._ticks)), now)
+        for row, first, meta, lane in self._wheel.due(now):
+            self._ring(row, first, meta, lane, now)
         while self._expiries and self._expiries[0][0] <= now:
             _, lane = heapq.heappop(self._expiries)
             if (place := self._lanes.get(lane)) is not None:
@@ -358,8 +273,8 @@ class Scheduler:
     def next_due(self) -> float | None:
         """When `advance` has something to do, at the earliest."""
         times = [heap[0][0] for heap in (self._expiries, self._resumes) if heap]
-        if self._ticks and self._base is not None:
-            times.append(self._base + self._ticks[0] * self._tick_s)
+        if (at := self._wheel.next_at()) is not None:
+            times.append(at)
         return min(times, default=None)
 
     def suspend_lane(self, lane: int, until: float | None, reason: str) -> list[int]:
@@ -403,7 +318,7 @@ class Scheduler:
             self._parked -= place.parked_rows()
         for records, start in ((place.due, place.due_at), (place.urgent, 0)):
             if records is not None:
-                rows += [(records[at], records[at + 2] & 0xFF) for at in range(start, len(records), _LANE_WORDS)]
+                rows += [(records[at], attempts_of(records[at + 2])) for at in range(start, len(records), RECORD_WORDS)]
         self._due -= place.due_rows()
         place.parked = place.due = place.urgent = None
         place.parked_at = place.due_at = 0
@@ -488,18 +403,17 @@ class Scheduler:
                 for row in place.parked[place.parked_at :]:
                     yield row, lane, "parked"
             if place.due is not None:
-                for row in place.due[place.due_at :: _LANE_WORDS]:
+                for row in place.due[place.due_at :: RECORD_WORDS]:
                     yield row, lane, "due"
             if place.urgent is not None:
-                for row in place.urgent[::_LANE_WORDS]:
+                for row in place.urgent[::RECORD_WORDS]:
                     yield row, lane, "due"
         for row, lane in self._reading.items():
             yield row, lane, "reading"
         for row, lane in self._in_flight.items():
             yield row, lane, "in flight"
-        for bucket in self._wheel.values():
-            for at in range(0, len(bucket), _WHEEL_WORDS):
-                yield bucket[at], bucket[at + 3], "waiting"
+        for row, lane in self._wheel.rows():
+            yield row, lane, "waiting"
 
     def check(self) -> None:
         """Assert that every row is in exactly one place and that all counts are right; for tests, it is slow."""
@@ -526,13 +440,13 @@ class Scheduler:
 
     # Inside.
 
-    def _lane(self, lane: int) -> _Lane:
+    def _lane(self, lane: int) -> Places:
         place = self._lanes.get(lane)
         if place is None:
-            place = self._lanes[lane] = _Lane()
+            place = self._lanes[lane] = Places()
         return place
 
-    def _tidy(self, place: _Lane, lane: int) -> None:
+    def _tidy(self, place: Places, lane: int) -> None:
         if not place.in_flight and place.is_idle():
             self._lanes.pop(lane, None)
             self._hungry.pop(lane, None)
@@ -543,13 +457,13 @@ class Scheduler:
         lanes = len(self._ready_lanes)
         return max(1, min(self.ready_rows_per_lane, self.ready_rows // (2 * lanes) if lanes else self.ready_rows))
 
-    def _make_ready(self, place: _Lane, lane: int, queue: int, row: int) -> None:
+    def _make_ready(self, place: Places, lane: int, queue: int, row: int) -> None:
         if not place.ready:
             self._ready_lanes[lane] = None
         place.push(queue, row)
         self._ready += 1
 
-    def _park(self, place: _Lane, lane: int, row: int) -> None:
+    def _park(self, place: Places, lane: int, row: int) -> None:
         if place.parked is None:
             place.parked = array("I")
             place.parked_at = 0
@@ -590,13 +504,13 @@ class Scheduler:
             self._hungry[lane] = None  # there was no room for all: its turn comes again, behind the others
         return len(asked)
 
-    def _pop_due(self, place: _Lane, records: array[int], start: int, limit: int) -> list[int]:
-        end = min(len(records), start + limit * _LANE_WORDS)
+    def _pop_due(self, place: Places, records: array[int], start: int, limit: int) -> list[int]:
+        end = min(len(records), start + limit * RECORD_WORDS)
         rows: list[int] = []
-        for at in range(start, end, _LANE_WORDS):
+        for at in range(start, end, RECORD_WORDS):
             row = records[at]
-            first_at = self._time(records[at + 1])
-            attempt, priority, expires_at = _unpack(records[at + 2], first_at)
+            first_at = self._wheel.time(records[at + 1])
+            attempt, priority, expires_at = unpack(records[at + 2], first_at)
             self._history[row] = (attempt, first_at, expires_at)
             if priority < BULK:
                 self._urgent[row] = priority
@@ -613,7 +527,7 @@ class Scheduler:
             place.due_at = end
         return rows
 
-    def _pop_unexpired(self, place: _Lane, queue: deque[int], now: float) -> int | None:
+    def _pop_unexpired(self, place: Places, queue: deque[int], now: float) -> int | None:
         row = queue.popleft()
         place.ready -= 1
         self._ready -= 1
@@ -625,25 +539,23 @@ class Scheduler:
             return None
         return row
 
-    def _ring(self, bucket: array[int], now: float) -> None:
-        """The rows of a bucket are due: expired ones are told, the others join their lanes."""
-        for at in range(0, len(bucket), _WHEEL_WORDS):
-            row, first, meta, lane = bucket[at : at + _WHEEL_WORDS]
-            place = self._lanes[lane]
-            place.waiting -= 1
-            self._waiting -= 1
-            first_at = self._time(first)
-            attempt, _, expires_at = _unpack(meta, first_at)
-            if expires_at is not None and expires_at <= now:
-                self._expired[row] = (attempt, first_at, expires_at)
-                self._tidy(place, lane)
-                continue
-            self._store_due(place, lane, row, first, meta, expires_at)
-            if place.suspension is None and place.ready + place.reading <= self._share() // 2:
-                self._hungry[lane] = None
+    def _ring(self, row: int, first: int, meta: int, lane: int, now: float) -> None:
+        """A row is due: it joins its lane, or is told where it has expired."""
+        place = self._lanes[lane]
+        place.waiting -= 1
+        self._waiting -= 1
+        first_at = self._wheel.time(first)
+        attempt, _, expires_at = unpack(meta, first_at)
+        if expires_at is not None and expires_at <= now:
+            self._expired[row] = (attempt, first_at, expires_at)
+            self._tidy(place, lane)
+            return
+        self._store_due(place, lane, row, first, meta, expires_at)
+        if place.suspension is None and place.ready + place.reading <= self._share() // 2:
+            self._hungry[lane] = None
 
-    def _store_due(self, place: _Lane, lane: int, row: int, first: int, meta: int, expires_at: float | None) -> None:
-        if (meta >> 8) & 3 < BULK:
+    def _store_due(self, place: Places, lane: int, row: int, first: int, meta: int, expires_at: float | None) -> None:
+        if priority_of(meta) < BULK:
             if place.urgent is None:
                 place.urgent = array("I")
             place.urgent.extend((row, first, meta))
@@ -656,7 +568,7 @@ class Scheduler:
             place.next_expiry = expires_at
             heapq.heappush(self._expiries, (expires_at, lane))
 
-    def _expire(self, place: _Lane, lane: int, now: float) -> None:
+    def _expire(self, place: Places, lane: int, now: float) -> None:
         """Tell the expired among the due rows of a lane."""
         if place.next_expiry is None or place.next_expiry > now:
             return
@@ -666,14 +578,14 @@ class Scheduler:
             if records is None:
                 continue
             kept = array("I")
-            for at in range(start, len(records), _LANE_WORDS):
-                first_at = self._time(records[at + 1])
-                attempt, _, expires_at = _unpack(records[at + 2], first_at)
+            for at in range(start, len(records), RECORD_WORDS):
+                first_at = self._wheel.time(records[at + 1])
+                attempt, _, expires_at = unpack(records[at + 2], first_at)
                 if expires_at is not None and expires_at <= now:
                     self._expired[records[at]] = (attempt, first_at, expires_at)
                     self._due -= 1
                 else:
-                    kept.extend(records[at : at + _LANE_WORDS])
+                    kept.extend(records[at : at + RECORD_WORDS])
                     if expires_at is not None:
                         earliest = expires_at if earliest is None else min(earliest, expires_at)
             setattr(place, name, kept if len(kept) else None)
@@ -697,7 +609,7 @@ class Scheduler:
             made += len(rows)
         return made
 
-    def _unready(self, place: _Lane, lane: int, count: int) -> list[int]:
+    def _unready(self, place: Places, lane: int, count: int) -> list[int]:
         """Turn the last `count` ready bulk rows of a lane into numbers again, at the front of what is stored."""
         rows: list[int] = []
         for queue in (place.queues[RETRY], place.queues[FRESH]):
@@ -715,7 +627,7 @@ class Scheduler:
                 self._hungry[lane] = None
         return rows
 
-    def _store_front(self, place: _Lane, lane: int, rows: list[int]) -> None:
+    def _store_front(self, place: Places, lane: int, rows: list[int]) -> None:
         fresh = [row for row in rows if row not in self._history]
         if fresh:
             rest = place.parked[place.parked_at :] if place.parked is not None else array("I")
@@ -727,12 +639,12 @@ class Scheduler:
             for row in rows:
                 if (known := self._history.pop(row, None)) is not None:
                     attempt, first_at, expires_at = known
-                    meta = _pack(attempt, BULK, first_at, expires_at)
-                    self._store_due(place, lane, row, self._pack_time(first_at), meta, expires_at)
+                    meta = pack(attempt, BULK, first_at, expires_at)
+                    self._store_due(place, lane, row, self._wheel.pack_time(first_at), meta, expires_at)
             assert place.due is not None
             place.due.extend(rest)
 
-    def _land(self, row: int, lane: int) -> _Lane:
+    def _land(self, row: int, lane: int) -> Places:
         was = self._in_flight.pop(row)
         assert was == lane, f"row {row} was taken from lane {was}, not {lane}"
         place = self._lanes[lane]
@@ -744,24 +656,3 @@ class Scheduler:
             self._history.pop(row, None)
         if self._urgent:
             self._urgent.pop(row, None)
-
-    def _pack_time(self, at: float) -> int:
-        assert self._base is not None
-        return round((at - self._base) * _QUARTERS) + _PAST
-
-    def _time(self, packed: int) -> float:
-        assert self._base is not None
-        return self._base + (packed - _PAST) / _QUARTERS
-
-
-def _pack(attempt: int, priority: int, first_at: float, expires_at: float | None) -> int:
-    """Age (22 bits, seconds, 0: none), priority (2 bits), attempt (8 bits)."""
-    age = _NO_AGE
-    if expires_at is not None:
-        age = max(1, min((1 << _AGE_BITS) - 1, int(expires_at - first_at + 0.999)))
-    return age << 10 | priority << 8 | min(attempt, 255)
-
-
-def _unpack(meta: int, first_at: float) -> tuple[int, int, float | None]:
-    age = meta >> 10
-    return meta & 255, (meta >> 8) & 3, first_at + age if age else None

@@ -17,7 +17,7 @@ import msgspec
 
 from engine.clock import Clock
 from engine.config import Settings
-from engine.pace.scheduler import Suspension
+from engine.pace.places import Suspension
 from engine.work.logbook import Logbook
 from formats.address import Mailbox
 from formats.sendlog import Reason, Verdict

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from engine.control.outbox import Claimed
-from engine.pace.scheduler import Suspension
+from engine.pace.places import Suspension
 
 TURN = 10
 CROWDED_S = 2.0  # rows of a destination that has enough of them here look in again after so long

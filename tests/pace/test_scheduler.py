@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.pace.scheduler import RETRY_SHARE, TICK_S, Scheduler
+from engine.pace.scheduler import RETRY_SHARE, Scheduler
+from engine.pace.wheel import TICK_S
 
 
 def fresh(**kwargs: int) -> Scheduler:
@@ -290,7 +291,7 @@ def test_a_parked_row_costs_at_most_16_bytes_and_a_waiting_one_32() -> None:
     scheduler = fresh(ready_rows=10)
     for row in range(rows):
         scheduler.defer(row, row % 7, due_at=row % 3600, attempt=1, first_at=0.0, expires_at=86400.0)
-    assert size_of(list(scheduler._wheel.values())) / rows <= 32
+    assert size_of(list(scheduler._wheel.buckets.values())) / rows <= 32
     scheduler.advance(4000.0)
     places = scheduler._lanes.values()
     assert size_of([p.due for p in places if p.due is not None]) / rows <= 16
