@@ -146,10 +146,12 @@ class Composer:
 
     # --- one message
 
-    def compose(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Message:
-        """The message of `row` for an attempt at `now_us`; raises RowProblem."""
+    def compose(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int, selector: str | None = None
+    ) -> Message:
+        """The message of `row` for an attempt at `now_us`, signed as its source does (`draft`); raises RowProblem."""
         if self._signers:
-            draft = self.draft(row, mailbox, values, now_us)
+            draft = self.draft(row, mailbox, values, now_us, selector)
             return draft.finish(self._sign([draft])[0])
         try:
             state = self._state(row, mailbox, values, now_us)

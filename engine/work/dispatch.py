@@ -63,8 +63,10 @@ class Admission(Protocol):
 class Composing(Protocol):
     """Whoever makes a row's message."""
 
-    def compose(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Message:
-        """Raises RowProblem."""
+    def compose(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int, selector: str | None = None
+    ) -> Message:
+        """Signed as the source does that `selector` belongs to. Raises RowProblem."""
 
 
 class Signing(Protocol):
@@ -207,7 +209,7 @@ class Dispatch:
                 if signing is not None:
                     draft = signing.draft(row, recipient.mailbox, recipient.values[1:], wall_us, lane.selector)
                 else:
-                    message = compose(row, recipient.mailbox, recipient.values[1:], wall_us)
+                    message = compose(row, recipient.mailbox, recipient.values[1:], wall_us, lane.selector)
             except RowProblem as problem:
                 del bench.open[row]
                 bench.scheduler.settle(row, lane.index)

@@ -38,6 +38,7 @@ from engine.smtp.dialogue import Event
 from engine.work.bench import Recipient, Workbench
 from engine.work.channel import Channel
 from engine.work.dispatch import Dispatch
+from engine.work.frozen import selectors_of
 from engine.work.lanes import Lane, LaneTable
 from engine.work.logbook import LogUnwritable
 from engine.work.messages import Assign, Down, Goodbye, Key, Started, Stopped, Told
@@ -136,7 +137,7 @@ class OutboxWorker(Worker):
         # Sign-ups and notifications obey those who want nothing at all; newsletters also those who left the list.
         self._suppressions = Suppressions(self._home.suppression, list_id=None)
         self._off_list = Suppressions(self._home.suppression, list_id=settings.campaign.list_id)
-        self._composer = LetterComposer(settings, self._home.folder, clock)
+        self._composer = LetterComposer(settings, self._home.folder, clock, selectors_of(beside, settings))
         self._dispatch = Dispatch(bench, self._composer, self._table.with_sessions)
         self._dispatch.failed = self._log_failed
         self._dispatch.confirm = self._confirm

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -59,8 +59,12 @@ def read_letter(claimed: Claimed) -> Letter:
 class LetterComposer:
     """Composes outbox rows. Belongs to one thread. What it raises of a row is a RowProblem."""
 
-    def __init__(self, settings: Settings, folder: Path, clock: Clock) -> None:
+    def __init__(self, settings: Settings, folder: Path, clock: Clock, selectors: Collection[str] = ()) -> None:
+        """`selectors` are those of the sources. One without a [[dkim]] here signs as the first: a sign-up mail that is
+        signed by another key of ours is better than none.
+        """
         self._settings, self._folder, self._clock = settings, folder, clock
+        self._selectors = {table.selector for table in settings.dkim} & set(selectors)
         self._composers: OrderedDict[tuple[object, ...], Composer] = OrderedDict()
         self._stamps: dict[str, tuple[float, object]] = {}  # template -> looked at when, what it was
         # What applications compose goes through the same compiler, as templates that are one field each.
@@ -69,13 +73,16 @@ class LetterComposer:
         (plain / "text.txt").write_text("{{ text }}", "utf-8")
         (plain / "page.html").write_text("{{ html|safe }}", "utf-8")
 
-    def compose(self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int) -> Message:
-        """The message of a row whose only value is its Letter; raises RowProblem."""
+    def compose(
+        self, row: int, mailbox: Mailbox, values: Sequence[object], now_us: int, selector: str | None = None
+    ) -> Message:
+        """The message of a row whose only value is its Letter, signed as its source does; raises RowProblem."""
         (letter,) = values
         assert isinstance(letter, Letter)
         fields = self._fields(letter)
         composer = self._composer(letter, fields)
-        return composer.compose(row, mailbox, [fields.get(column) for column in composer.columns], now_us)
+        chosen = selector if selector in self._selectors else None
+        return composer.compose(row, mailbox, [fields.get(column) for column in composer.columns], now_us, chosen)
 
     def _fields(self, letter: Letter) -> dict[str, Any]:
         claimed = letter.claimed
@@ -104,7 +111,7 @@ class LetterComposer:
     def _build(self, letter: Letter, schema: pa.Schema) -> Composer:
         try:
             settings = msgspec.structs.replace(self._settings, message=self._message(letter))
-            return build_composer(settings, self._folder, schema)
+            return build_composer(settings, self._folder, schema, selectors=self._selectors)
         except EngineError as problem:
             said = str(problem).replace("the list has no column", "the mail has no field")
             raise RowProblem("render", said) from None
