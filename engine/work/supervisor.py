@@ -46,8 +46,9 @@ from engine.work.messages import (
     Up,
 )
 from engine.work.outbox_beside import SEAT, Beside
+from engine.work.overview import Overview
 from engine.work.pacing import Pacing, words_of
-from engine.work.progress import KeyProgress, Progress
+from engine.work.progress import Progress
 from engine.work.remembering import Remembering
 from engine.work.sent_before import DAY_US, sent_before
 from engine.work.shared import Shared
@@ -129,6 +130,7 @@ class Supervisor:
         warming = warming_of(plan, options.partition, campaign.run) if budgets is not None else None
         self._pacing = Pacing(settings, budgets, memory, clock, narrator.event, self._tell_workers, warming, sharing)
         self._ledger = self._pacing.ledger
+        self._overview = Overview(self._crew, self.progress, self._pacing, shared, sharing, narrator.event)
         self._beside = self._make_beside()
         self._schedule = schedule_of(settings)
         self._pause_reason = ""
@@ -153,8 +155,6 @@ class Supervisor:
         self._watching = MachineWatch()
         self._starting: set[asyncio.Task[Hand]] = set()
         self._ready_hands: set[str] = set()
-        self._last_reason = ""
-        self._told_opening = 0
         self._is_ended = False  # expired or cancelled: what is left stays unsent, and is open no more
         self._worker_per_s = 0.0  # accepted messages a second and worker, at its best lately
 
@@ -423,7 +423,7 @@ class Supervisor:
         self._pacing.demand(hand.worker, dict(pulse.demand), now)
         for key, messages, at in pulse.spent:
             self._pacing.spent(hand.worker, key, messages, at, now)
-        self._pacing.hear(pulse.seen, self._established())
+        self._pacing.hear(pulse.seen, self._overview.established())
         self._suppressing.add(pulse.suppress)
 
     def _lost(self, hand: Hand) -> None:
@@ -480,7 +480,7 @@ class Supervisor:
             self._renew(now)
             self._suppress()
             self._suppressing.exchange()
-        self._sum_up()
+        self._overview.sum_up(is_draining=self._draining is not None)
         self._narrator.progress(self.progress, now)
         if self._draining is None and (reason := self._is_over(now)):
             self.drain(reason)
@@ -615,71 +615,6 @@ class Supervisor:
                 self._store.set_campaign_state("paused")
             self.drain(f"{why}. The campaign is paused: `engine resume`, then `engine send`, goes on")
 
-    def _sum_up(self) -> None:
-        hands = self._crew.hands.values()
-        progress = self.progress
-        if not hands:
-            return  # what waits is what the last of them told
-        waiting = sum(hand.waiting for hand in hands)
-        # Workers leave one by one; what those that are gone had waiting waits on.
-        progress.waiting = waiting if self._draining is None else max(waiting, progress.waiting)
-        progress.in_flight = sum(hand.in_flight for hand in hands)
-        progress.ready = sum(hand.ready for hand in hands)
-        progress.parked = sum(hand.parked for hand in hands)
-        progress.processes = len(hands)
-        dues = [hand.next_due_us for hand in hands if hand.next_due_us is not None]
-        if self._draining is None:
-            progress.next_due_us = min(dues, default=None)
-        progress.reason = next((hand.reason for hand in hands if hand.reason), "")
-        self._tell_hours()
-        if self._shared is not None and self._shared.away is not None:
-            progress.reason = f"{self._shared.away} Rows that are in windows finish; nothing new is attempted."
-        elif self._sharing is not None and self._sharing.waits:
-            progress.reason = "others hold all that is allowed (one that fell silent may for ten minutes more)"
-        self._show_limits()
-        self._last_reason = progress.reason or self._last_reason
-
-    def _tell_hours(self) -> None:
-        """Rows that wait for the hours of their zones: how many, and until when nothing else is to do."""
-        hands, progress = self._crew.hands.values(), self.progress
-        if self._draining is None:
-            progress.asleep = sum(hand.asleep for hand in hands)
-            progress.opens_at = min((hand.opens_at for hand in hands if hand.opens_at is not None), default=None)
-        if self._shared is not None:
-            self._shared.has_sleepers = progress.asleep > 0
-        if progress.opens_at is None or any(hand.unread or hand.in_flight or hand.has_demand for hand in hands):
-            return
-        words = f"{progress.asleep:,} rows wait for the sending hours of their zones, the first until"
-        progress.reason = progress.reason or f"{words} {progress.opens_at[1]}"
-        if self._told_opening != progress.opens_at[0]:
-            self._told_opening = progress.opens_at[0]
-            self._narrator.event("waiting_for_hours", rows=progress.asleep, until=progress.opens_at[1])
-
-    def _established(self) -> Counter[str]:
-        """Connections by provider, over all workers, as last told."""
-        open_: Counter[str] = Counter()
-        for hand in self._crew.hands.values():
-            open_.update(hand.connections)
-        return open_
-
-    def _show_limits(self) -> None:
-        open_ = self._established()
-        demand: Counter[str] = Counter()
-        for hand in self._crew.hands.values():
-            for (_, name), rows in hand.demand.items():
-                demand[name] += rows
-        allowed: Counter[str] = Counter()
-        for key in self._pacing.known_keys():
-            if (provider := self.progress.providers.get(key[1])) is not None:
-                state = self._pacing.state_of(key)
-                allowed[key[1]] += state.connections
-                told = self.progress.keys.setdefault(key, KeyProgress())
-                told.held, told.allowed = self._ledger.held(key), state.connections
-                told.suspended_until_us = state.suspended_until_us
-                provider.limit, provider.suspended_until_us = state.limit, state.suspended_until_us
-        for name, provider in self.progress.providers.items():
-            provider.connections, provider.allowed, provider.waiting = open_[name], allowed[name], demand[name]
-
     def _is_over(self, now: float) -> str | None:
         """Why there is nothing more to do in this run, or None."""
         hands = list(self._crew.hands.values())
@@ -699,7 +634,7 @@ class Supervisor:
         patience_s = self._settings.delivery.give_up_after.seconds
         if now - self._connected_at > patience_s:
             self._codes.add(Exit.TRY_AGAIN)
-            return f"no connection for {patience_s:g} s: {self._last_reason or 'the relay is away'}"
+            return f"no connection for {patience_s:g} s: {self._overview.last_reason or 'the relay is away'}"
         idle = out_of_batches and not any(hand.unread or hand.in_flight or hand.has_demand for hand in hands)
         if not idle:
             return None
