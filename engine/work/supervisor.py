@@ -47,7 +47,7 @@ from engine.work.messages import (
 )
 from engine.work.outbox_beside import SEAT, Beside
 from engine.work.overview import Overview
-from engine.work.pacing import Pacing, words_of
+from engine.work.pacing import Pacing
 from engine.work.progress import Progress
 from engine.work.remembering import Remembering
 from engine.work.sent_before import DAY_US, sent_before
@@ -58,6 +58,7 @@ from engine.work.takeover import BatchState, batch_states, log_buffers
 from engine.work.timing import StopWatch, complaints_of, evidence, schedule_of
 from engine.work.warming import warming_of
 from engine.work.watching import MachineWatch
+from engine.work.words import words_of
 from engine.work.worker import WorkerStart
 
 TICK_S = 0.05

@@ -15,7 +15,7 @@ from engine.campaign import Campaign
 from engine.control.sqlite import SqliteStore
 from engine.control.store import Life
 from engine.lists.suppressions import Suppressions
-from engine.work.pacing import words_of
+from engine.work.words import words_of
 from tests.web.conftest import Client, Sender, client_of, counters, make_campaign, provider
 
 
