@@ -203,6 +203,7 @@ class Shared:
             except StoreChanged as problem:
                 self.changed = problem
             except StoreAway as problem:
+                self._is_away(problem)
                 if self._clock.monotonic() > deadline:
                     if self.changed is not None:
                         self._teller.event("not_told_again", problem=str(problem))

@@ -80,6 +80,7 @@ def test_one_that_lost_its_lease_finds_out_that_the_server_changed(tmp_path: Pat
     hearer = ended(store, tmp_path, lost_lease=True)
     assert store.told == {3: Verdict.ACCEPTED, 4: Verdict.IN_DOUBT}
     assert hearer.heard["told_again"] == {"rows": 2}
+    assert "store_away" in hearer.heard
 
 
 def test_a_connection_that_the_failover_cut_is_no_reason_to_say_nothing(tmp_path: Path) -> None:
