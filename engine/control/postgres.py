@@ -24,7 +24,6 @@ from engine.control.store import (
     Decision,
     Entry,
     Incarnation,
-    Life,
     Override,
     StoreHasPlan,
 )
@@ -98,24 +97,7 @@ class PostgresStore(PostgresLink):
         self._run("supersede", (by, incarnation))
 
     def incarnations(self) -> list[Incarnation]:
-        return [
-            Incarnation(
-                id=id_,
-                sender=sender,
-                host_id=host,
-                boot_id=boot,
-                pid=pid,
-                partition=partition,
-                state=Life(state),
-                started_at_us=started,
-                renewed_at_us=renewed,
-                lease_us=lease,
-                counters=msgspec.json.decode(counters),
-            )
-            for id_, sender, host, boot, pid, partition, state, started, renewed, lease, counters in self._run(
-                "incarnations"
-            )
-        ]
+        return [Incarnation.of_row(row) for row in self._run("incarnations")]
 
     def claim(self, incarnation: str, partition: int, most: int) -> list[ClaimedBatch]:
         with self._trouble():

@@ -23,7 +23,6 @@ from engine.control.store import (
     ClaimedBatch,
     Decision,
     Incarnation,
-    Life,
     Override,
     StoreAway,
     StoreHasPlan,
@@ -129,24 +128,7 @@ class SqliteStore:
             db.execute(self._sql["supersede"], (by, incarnation))
 
     def incarnations(self) -> list[Incarnation]:
-        return [
-            Incarnation(
-                id=id_,
-                sender=sender,
-                host_id=host,
-                boot_id=boot,
-                pid=pid,
-                partition=partition,
-                state=Life(state),
-                started_at_us=started,
-                renewed_at_us=renewed,
-                lease_us=lease,
-                counters=msgspec.json.decode(counters),
-            )
-            for id_, sender, host, boot, pid, partition, state, started, renewed, lease, counters in self._read(
-                "incarnations"
-            )
-        ]
+        return [Incarnation.of_row(row) for row in self._read("incarnations")]
 
     def claim(self, incarnation: str, partition: int, most: int) -> list[ClaimedBatch]:
         with self._writing() as db:

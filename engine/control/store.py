@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol, Self
 from uuid import UUID
 
 import msgspec
@@ -82,6 +82,24 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
     lease_us: int
     state: Life = Life.ALIVE
     counters: dict[str, object] = {}
+
+    @classmethod
+    def of_row(cls, row: tuple[Any, ...]) -> Self:
+        """From a row of the statement `incarnations`, in the order of its columns."""
+        id_, sender, host, boot, pid, partition, state, started, renewed, lease, counters = row
+        return cls(
+            id=id_,
+            sender=sender,
+            host_id=host,
+            boot_id=boot,
+            pid=pid,
+            partition=partition,
+            state=Life(state),
+            started_at_us=started,
+            renewed_at_us=renewed,
+            lease_us=lease,
+            counters=msgspec.json.decode(counters),
+        )
 
 
 class ClaimedBatch(msgspec.Struct, frozen=True):

@@ -6,8 +6,6 @@ looked at. A log is read only when its lock is free, on the host that wrote it.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pyarrow as pa
 
 from engine.control.outbox import Held, Outbox, Report, Server, State
 from engine.work.outbox_log import reason_of, state_of
+from engine.work.takeover import is_free
 from formats.sendlog import Kind, LogDamaged, Reader, Verdict
 
 
@@ -50,7 +49,7 @@ def recover(
         server = servers.get(owner)
         log = logs / f"{owner}.arrows"
         is_here = server is not None and server.host_id == me.host_id and log.exists()
-        free = is_here and _is_free(log)
+        free = is_here and is_free(log)
         if server is not None and server.state == "alive" and not free and not server.is_expired(now_us):
             continue
         outbox.supersede(owner)
@@ -127,17 +126,6 @@ def _take_in(words: dict[int, _LastWord], batch: pa.RecordBatch, at: int, kind: 
     word.code = batch.column("code")[at].as_py()
     word.text = batch.column("text")[at].as_py()
     word.due_at_us = when + batch.column("wait_s")[at].as_py() * 1_000_000
-
-
-def _is_free(path: Path) -> bool:
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(file)
-    return True
 
 
 def ballast_of_the_dead(logs: Path, owners: Iterable[str]) -> None:

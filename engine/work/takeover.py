@@ -93,7 +93,7 @@ def wait_for_logs(paths: Iterable[Path], say: Callable[[str], None], patience_s:
     deadline = time.monotonic() + patience_s
     for path in paths:
         told = False
-        while not _is_free(path):
+        while not is_free(path):
             if not told:
                 say(f"waiting for a worker of an earlier sender to finish what it has in flight ({path.name})")
                 told = True
@@ -102,7 +102,8 @@ def wait_for_logs(paths: Iterable[Path], say: Callable[[str], None], patience_s:
             time.sleep(0.05)
 
 
-def _is_free(path: Path) -> bool:
+def is_free(path: Path) -> bool:
+    """Whether no living process holds the log's lock."""
     file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
