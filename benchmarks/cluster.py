@@ -11,9 +11,10 @@
 `kill` starts a machine per partition as a process group in a folder of its own, with leases of three seconds, and does
 one of these every few seconds: kill a machine and delete its folder; stop one (SIGSTOP) for longer than its lease and
 let it go on; cut one off from the database for longer than its lease and heal it (through a proxy of its own); restart
-the database; have it fail over to one that forgot the last hundred windows. Whoever ends is started anew. Every ten
-seconds a line says how far it is; SIGTERM or `--limit-minutes` end it early, with the table of what is there. It passes
-with nobody twice at the sink, nobody lost, and no more doubt than 500 rows per worker killed.
+the database; have it fail over to its standby, which did not hear of the last second (asynchronous replication, cut).
+Whoever ends is started anew. Every ten seconds a line says how far it is; SIGTERM or `--limit-minutes` end it early,
+with the table of what is there. It passes with nobody twice at the sink, nobody lost, and no more doubt than 500 rows
+per worker killed.
 """
 
 from __future__ import annotations
@@ -91,6 +92,10 @@ class Proxy:
         """Let connections through again."""
         self.is_cut = False
 
+    def lead_to(self, port: int) -> None:
+        """New connections go there."""
+        self._to = port
+
     def close(self) -> None:
         """Stop listening."""
         self.cut()
@@ -125,8 +130,10 @@ class Kill:
         self.running: dict[int, subprocess.Popen[bytes]] = {}
         self.workers_killed = 0
         self.counts: dict[str, int] = {}
+        self.forgotten = 0  # windows that the new server did not know, over all failovers
         self._told = (time.monotonic(), 0)
         self._plan(rate)
+        self._follow()
 
     def url(self, machine: int | None = None) -> str:
         port = self.server.port if machine is None else self.proxies[machine].port
@@ -237,24 +244,40 @@ class Kill:
         self.server.start()
 
     def fail_over(self, machine: int) -> None:
-        """A standby that was behind takes over: the last hundred windows of who is alive are forgotten.
+        """The standby, which is a second behind, takes over: what was committed in that second is forgotten.
 
         Every sender stops by itself and tells again what its logs know; then the operator confirms the new server.
         """
-        schema = f"rowpost_{_plain(self.id)}"
-        # Of who really lives: what a machine had in hand that is lost with its disk, only the store knows.
-        pids = ", ".join(str(process.pid) for process in self.running.values() if process.poll() is None)
-        alive = f'SELECT id FROM "{schema}".incarnation WHERE pid IN ({pids or 0})'
-        last = f"SELECT id FROM \"{schema}\".win WHERE left(replace(id::text, '-', ''), 16) IN ({alive})"
-        self.server.execute(
-            f'DELETE FROM "{schema}".win WHERE id IN ({last} ORDER BY at_us DESC LIMIT 100);'
-            f"UPDATE \"{schema}\".campaign SET server = 'old/00000001'"
-        )
-        cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'rowpost'"
-        self.server.execute(cut)
+        self._catch_up()  # what lost machines knew is there: nobody could tell it again
+        self.stream.cut()
+        time.sleep(1)
+        windows = f'SELECT count(*) FROM "rowpost_{_plain(self.id)}".win'
+        knew, old = int(str(self.server.execute(windows)[0][0])), self.server
+        old.stop(signal.SIGQUIT)
+        self.server = self.standby
+        self.server.promote()
+        for proxy in self.proxies:
+            proxy.lead_to(self.server.port)
+        self.forgotten += knew - int(str(self.server.execute(windows)[0][0]))
+        old.remove()
         for process in self.running.values():
             process.wait(120)
         self.engine("machines", "--confirm-failover", "--control", self.url())
+        self.stream.close()
+        self._follow()
+
+    def _follow(self) -> None:
+        """A standby of the server, through a wire that can be cut."""
+        self.stream = Proxy(self.server.port)
+        self.standby = PostgresServer(fsync=True, follow=self.stream.port)
+
+    def _catch_up(self) -> None:
+        deadline = time.monotonic() + 30
+        ((end,),) = self.server.execute("SELECT pg_current_wal_lsn()")
+        while self.standby.execute(f"SELECT pg_last_wal_replay_lsn() >= '{end}'::pg_lsn") != [(True,)]:
+            if time.monotonic() > deadline:
+                raise SystemExit("the standby does not follow")
+            time.sleep(0.05)
 
     def tell(self, started: float, done: int) -> None:
         """One line of how far it is."""
@@ -359,6 +382,7 @@ class Kill:
             "in_doubt": in_doubt,
             "in_doubt_may_be": 500 * self.workers_killed + 500 * WORKERS * self.counts.get("restart_database", 0),
             "troubles": self.counts,
+            "windows_forgotten": self.forgotten,
         }
 
     def close(self) -> None:
@@ -367,8 +391,10 @@ class Kill:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for proxy in self.proxies:
+        for proxy in [*self.proxies, self.stream]:
             proxy.close()
+        self.standby.remove()
+        self.server.remove()
 
 
 def _plain(campaign_id: str) -> str:
@@ -392,18 +418,16 @@ def run_kill(
     rows: int, machines: int, seconds: float, rate: int, seed: int, troubles: int | None = None, limit_s: float = 7200
 ) -> dict[str, object]:
     """One kill run from plan to verdict."""
-    server = PostgresServer(fsync=True)
     folder = Path(tempfile.mkdtemp(prefix="rowpost-cluster-"))
     try:
         with run_sink_in_process(SinkSettings(record=folder / "sink.record")) as sink:
-            kill = Kill(folder, server, sink, rows, machines, rate)
+            kill = Kill(folder, PostgresServer(fsync=True), sink, rows, machines, rate)
             try:
                 is_whole = kill.run(seconds, random.Random(seed), troubles, limit_s)
                 return kill.verdict(is_whole)
             finally:
                 kill.close()
     finally:
-        server.remove()
         if "ROWPOST_KEEP" not in os.environ:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -109,9 +109,9 @@ def test_doubt_of_a_lost_machine_is_listed_and_sent_again_by_order(machines: Mac
     assert set(machines.received().twice) <= {"slow-10s+1@example.com", "slow-10s+2@example.com"}
 
 
-@pytest.mark.long
-def test_killed_cut_off_stopped_and_restarted_nobody_gets_two(machines: Machines) -> None:
-    verdict = run_kill(rows=4000, machines=3, seconds=30, rate=150, seed=2, troubles=5)
+@pytest.mark.slow
+def test_killed_cut_off_stopped_restarted_and_failed_over_nobody_gets_two(machines: Machines) -> None:
+    verdict = run_kill(rows=4000, machines=3, seconds=30, rate=150, seed=2, troubles=6)
     assert verdict["adds_up"]
     assert (verdict["twice"], verdict["lost"]) == (0, 0), verdict
     assert int(str(verdict["in_doubt"])) <= int(str(verdict["in_doubt_may_be"]))

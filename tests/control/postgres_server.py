@@ -26,7 +26,8 @@ def binaries() -> Path | None:
 class PostgresServer:
     """One server. It refuses to run as root: root starts it as nobody."""
 
-    def __init__(self, *, fsync: bool = False) -> None:
+    def __init__(self, *, fsync: bool = False, follow: int | None = None) -> None:
+        """`follow`: a standby of the server at this port, and nothing else holds its commits up for it."""
         found = binaries()
         assert found is not None
         self._bin = found
@@ -40,11 +41,30 @@ class PostgresServer:
             one.bind(("127.0.0.1", 0))
             self.port = int(one.getsockname()[1])
         self._process: subprocess.Popen[bytes] | None = None
-        initdb = [str(found / "initdb"), "-D", str(self.data), "-U", "rowpost", "-A", "trust", "-E", "UTF8", "-N"]
+        make = [str(found / "initdb"), "-D", str(self.data), "-U", "rowpost", "-A", "trust", "-E", "UTF8", "-N"]
+        if follow is not None:
+            primary = f"host=127.0.0.1 port={follow} user=rowpost"
+            make = [
+                str(found / "pg_basebackup"),
+                "-D",
+                str(self.data),
+                "-d",
+                primary,
+                "-R",
+                "-X",
+                "stream",
+                "-c",
+                "fast",
+            ]
         subprocess.run(
-            [*self._as_user, *initdb], check=True, stdout=subprocess.DEVNULL, cwd=self.folder, stderr=subprocess.PIPE
+            [*self._as_user, *make], check=True, stdout=subprocess.DEVNULL, cwd=self.folder, stderr=subprocess.PIPE
         )
         self.start()
+
+    def promote(self) -> None:
+        """A standby becomes the server, on a timeline of its own."""
+        ((done,),) = self.execute("SELECT pg_promote(true, 30)")
+        assert done, "the standby was not promoted"
 
     @property
     def data(self) -> Path:
