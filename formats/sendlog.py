@@ -281,8 +281,8 @@ class Reader:
                 end = self._source.tell()
                 seal = (metadata or {})[b"seal"]
                 raw = self._view[start:end]
-                # The metadata stand before the body and are small; the schema message may precede the first batch.
-                head = bytes(raw[: len(raw) - _body_length(batch, len(raw))])
+                # The metadata stand before the body; the schema message precedes those of the first batch.
+                head = bytes(raw[: 8 + int.from_bytes(raw[4:8], "little")] if start else raw[:_MOST_HEAD])
                 at = _find_seal(head, seal)
                 crc = zlib.crc32(raw[at + 16 :], zlib.crc32(_SEAL_BLANK, zlib.crc32(raw[:at], crc)))
                 number += 1
@@ -314,11 +314,6 @@ class Reader:
 def is_torn_start(buffer: pa.Buffer) -> bool:
     """Whether a file without a readable header is the beginning of a log: its worker was killed in its first write."""
     return _may_be_torn(memoryview(buffer))
-
-
-def _body_length(batch: pa.RecordBatch, most: int) -> int:
-    """A lower bound of the body's share of a message, so that only its head is searched for the seal."""
-    return 0 if most < 16_384 else most - 16_384
 
 
 # What no batch of ours reaches: a thousand records' fixed columns are 46 kB, and texts are cut by who reads replies.
