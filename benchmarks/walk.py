@@ -51,8 +51,8 @@ def fill_database(url: str, rows: int) -> None:
     with psycopg.connect(url) as database:
         database.execute("DROP TABLE IF EXISTS walk_subscriptions, walk_users")
         database.execute(
-            "CREATE TABLE walk_users AS SELECT n::bigint AS id, 'user' || n || '@mail' || n % 997 || '.example'"
-            " AS email, 'Name' || n % 5000 AS first_name, n % 10 > 0 AS active FROM generate_series(1, %s) n",
+            "CREATE TABLE walk_users AS SELECT n::bigint AS id, 'user' || n || '@mail' || n %% 997 || '.example'"
+            " AS email, 'Name' || n %% 5000 AS first_name, n %% 10 > 0 AS active FROM generate_series(1, %s) n",
             (rows,),
         )
         database.execute(
