@@ -251,14 +251,14 @@ class Kill:
         self._catch_up()  # what lost machines knew is there: nobody could tell it again
         self.stream.cut()
         time.sleep(1)
-        windows = f'SELECT count(*) FROM "rowpost_{_plain(self.id)}".win'
-        knew, old = int(str(self.server.execute(windows)[0][0])), self.server
+        windows = f'SELECT id FROM "rowpost_{_plain(self.id)}".win'
+        knew, old = set(self.server.execute(windows)), self.server
         old.stop(signal.SIGQUIT)
         self.server = self.standby
         self.server.promote()
         for proxy in self.proxies:
             proxy.lead_to(self.server.port)
-        self.forgotten += knew - int(str(self.server.execute(windows)[0][0]))
+        self.forgotten += len(knew - set(self.server.execute(windows)))
         old.remove()
         for process in self.running.values():
             process.wait(120)

@@ -8,6 +8,7 @@ message arrived; starting up and taking TLS sessions up is in it.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -115,6 +116,9 @@ def _run(  # type: ignore[no-untyped-def]
         settings += '[[dkim]]\ndomain = "example.com"\nselector = "s1"\nkey_file = "keys/dkim-s1.pem"\n'
     (site.campaign / "campaign.toml").write_text(settings, "utf-8")
     site.engine("plan", "list.parquet", "--partitions", str(machines), "--control", site.url)
+    if rsa:  # keys are no part of what the store holds
+        for number in range(machines):
+            shutil.copytree(site.campaign / "keys", folder / f"machine-{number}" / "keys")
     cpu = Cpu(server.pid, _pid_listening(port))
     senders = [site.send(number, "--processes", "1") for number in range(machines)]
     try:

@@ -103,7 +103,8 @@ class Incarnation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClaimedBatch(msgspec.Struct, frozen=True):
-    """A batch that belongs to us now. `started` counts earlier claims: 0 means that no row of it was ever attempted."""
+    """A batch that belongs to us now. `started` counts earlier claims: 0 means that nobody began it, as far as
+    this server knows: after a failover there may be windows of it all the same."""
 
     number: int
     first_row: int

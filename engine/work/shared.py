@@ -398,15 +398,18 @@ class Shared:
         return claimed
 
     def _derive(self, batches: list[ClaimedBatch]) -> None:
-        """What is known of batches of ours; read after the claim was committed."""
-        fresh = [batch for batch in batches if not batch.started]
+        """What is known of batches of ours; read after the claim was committed.
+
+        Also of those that nobody claimed before: a failover may have forgotten a claim, and was told again of its rows.
+        """
+        entries = self._store.entries([batch.number for batch in batches])
+        fresh = [batch for batch in batches if not batch.started and all(e.batch != batch.number for e in entries)]
         for batch in fresh:
             nothing = Assign(batch=batch.number, first_row=batch.first_row, rows=batch.rows)
             self._ready.append((batch, BatchState(nothing, 0, 0)))
-        begun = [batch for batch in batches if batch.started]
+        begun = [batch for batch in batches if batch not in fresh]
         if not begun:
             return
-        entries = self._store.entries([batch.number for batch in begun])
         offset_us = self._store.now_us() - self._clock.wall_us()
         told = report_logs_here(
             self._store,

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 
 from engine.clock import SystemClock
-from engine.control.store import Advance, Incarnation, StoreAway, StoreChanged
+from engine.control.entries import window_id
+from engine.control.store import Advance, ClaimedBatch, Decision, Entry, Incarnation, StoreAway, StoreChanged
 from engine.work.logbook import Logbook
 from engine.work.shared import Shared
 from formats.sendlog import Header, Verdict
@@ -93,3 +94,33 @@ def test_a_server_that_is_the_same_hears_nothing_twice(tmp_path: Path) -> None:
     store = Forgetful()
     assert ended(store, tmp_path).heard == {}
     assert store.told == {}
+
+
+def test_a_batch_whose_claim_was_forgotten_is_not_begun_anew(tmp_path: Path) -> None:
+    """The new server has never heard that it was claimed; what was told again says that rows of it were sent."""
+
+    class ToldAgain:
+        def entries(self, batches: list[int]) -> list[Entry]:
+            rows = np.array([1, 2], "<u4").tobytes()
+            return [Entry(window_id(f"{9:016x}-001", 1), 0, 1, 0, "", rows, bytes([Verdict.ACCEPTED, 0]), b"")]
+
+        def decisions_between(self, first_row: int, end_row: int) -> list[Decision]:
+            return []
+
+        def now_us(self) -> int:
+            return 1
+
+    plan = SimpleNamespace(batches=[SimpleNamespace(first_row=0, rows=4)])
+    campaign = SimpleNamespace(logs=tmp_path)
+    settings = SimpleNamespace(log=SimpleNamespace(durability="disk"))
+    me = Incarnation(id=ME, sender="a", host_id="h", boot_id="b", pid=1, partition=0, started_at_us=1,
+                     renewed_at_us=1, lease_us=1_000_000)  # fmt: skip
+    store = cast(Any, ToldAgain())
+    shared = Shared(cast(Any, campaign), cast(Any, settings), cast(Any, plan), store, store, me, Hearer(),
+                    SystemClock(), steal=False, resend_doubt=False)  # fmt: skip
+    claimed = ClaimedBatch(number=0, first_row=0, rows=4, started=0, late=0)
+    shared._derive([claimed])
+    taken = shared.take()
+    assert taken is not None
+    assert np.unpackbits(np.frombuffer(taken[1].assign.skip, np.uint8), count=4).tolist() == [0, 1, 1, 0]
+    assert (taken[1].final, taken[1].in_doubt) == (1, 1)
