@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import click
-import pyarrow as pa
 
 from engine.campaign import Campaign, fingerprint, sync_folder
 from engine.clock import SystemClock
@@ -12,9 +11,10 @@ from engine.control.sqlite import SqliteStore
 from engine.control.store import Incarnation
 from engine.errors import EngineError, Exit
 from engine.host import boot_id, host_id
-from formats.sendlog import Header, LogDamaged, Reader
+from engine.results.scan import open_log
+from formats.sendlog import Header, LogDamaged
 
-_AT_ONCE = 1000
+_AT_ONCE = 1000  # batches claimed by one statement
 
 
 class CannotRestore(EngineError):
@@ -81,9 +81,11 @@ def _must_know_all(campaign: Campaign, headers: list[Header]) -> None:
 def _headers(campaign: Campaign) -> list[Header]:
     found = []
     for path in campaign.log_files():
+        if path.stat().st_size == 0:
+            continue  # its worker was killed before its first write
         try:
-            found.append(Reader(pa.memory_map(str(path)).read_buffer()).log.header)
-        except (LogDamaged, pa.ArrowInvalid):
+            found.append(open_log(str(path)).log.header)
+        except LogDamaged:
             click.echo(f"warning: {path} has no readable header; `engine send` holds what it may have sent", err=True)
     return found
 

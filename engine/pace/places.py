@@ -20,7 +20,7 @@ class Suspension(msgspec.Struct, frozen=True):
 
 
 class Places:
-    """The rows of one lane that are not on their way, and how many are. What they mean says `scheduler`."""
+    """The rows of one lane that are not on their way, and how many are. `scheduler` says what each place means."""
 
     __slots__ = (
         "due",

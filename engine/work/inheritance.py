@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from engine.campaign import Campaign
+from engine.campaign import Campaign, make_private_folder, write_whole
 from engine.clock import Clock
 from engine.config import Settings
 from engine.control.entries import OPEN, log_of, window_id
@@ -200,10 +200,8 @@ class ToldServer:
 
     def remember(self, mark: str) -> None:
         """Everything here is told to this one. A crash before it is whole means that all is told once more."""
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = self._file.with_suffix(".new")
-        fresh.write_text(mark, "utf-8")
-        fresh.replace(self._file)
+        make_private_folder(self._file.parent)
+        write_whole(self._file, mark.encode())
 
 
 def go_on_here(

@@ -30,7 +30,7 @@ class Overview:
         self.last_reason = ""  # why rows waited, when last there was a reason
 
     def sum_up(self, *, is_draining: bool) -> None:
-        """Anew. What the last workers told to have waiting waits on when they are gone."""
+        """Anew; where all workers are gone, what the last of them told stays."""
         hands = self._crew.hands.values()
         progress = self._progress
         if not hands:

@@ -408,6 +408,7 @@ def test_a_store_that_is_gone_is_made_anew_from_plan_and_logs(operator: Operator
         file.unlink()
     assert "restore-store" in operator.run("send", code=22).stderr
     assert "restore-store" in operator.run("status", code=22).stderr
+    (operator.campaign / "logs" / "0123456789abcdef-001.arrows").touch()  # of a worker that was killed at once
     made = operator.run("restore-store")
     assert "2 logs" in made.stdout
     operator.run("restore-store", code=22)
